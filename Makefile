@@ -1,0 +1,49 @@
+# Everything a developer runs. `make demo` and `make test` install what they need into .venv first.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The version that tests run with. On a machine without a GPU, point PIP_EXTRA_INDEX_URL at PyTorch's CPU index to
+# spare gigabytes of CUDA libraries.
+TORCH ?= torch==2.13.0
+
+SOURCES := pyproject.toml $(shell find protos worker/native -name '*.proto' -o -name 'CMakeLists.txt' -o -name '*.cpp' -o -name '*.hpp')
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.PHONY: demo test lint unit test-native soak chaos fuzz test-clients bench clean stubs
+
+demo: $(INSTALLED)
+	@$(BIN)/python bench/demo.py $(BIN)
+
+test: lint unit test-native
+
+unit: $(INSTALLED_DEV)
+	$(BIN)/python -m pytest tests
+
+lint: $(INSTALLED_DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd protos && ../$(BIN)/buf lint
+
+test-native: $(INSTALLED_DEV)
+	$(BIN)/python -m pytest tests/worker/native --native-full
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+$(INSTALLED): $(VENV)/.created $(SOURCES)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[all]'
+	@touch $@
+
+$(INSTALLED_DEV): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+clean:
+	rm -rf build dist $(VENV)

@@ -1,0 +1,1 @@
+"""Generated gRPC stubs of Chairlift's API: `chairlift.v1`."""

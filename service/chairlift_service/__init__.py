@@ -1,0 +1,1 @@
+"""The front end: gRPC, text, sessions, and the watch over the worker process. Knows nothing of tensors."""

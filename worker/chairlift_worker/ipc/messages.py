@@ -1,0 +1,167 @@
+"""What crosses between the service and the worker, as msgspec structs in MessagePack.
+
+Requests ring (service -> worker): one `RequestMsg` a record.
+Results ring (worker -> service): one `WorkerMsg` a record; a step's results are one `StepMsg`, columns not rows
+(split into several only where a record would be larger than the ring takes).
+
+Times are CLOCK_MONOTONIC nanoseconds, which both processes share. A request is named by its `uid`, a number that the
+service never uses twice; the callers' ids do not cross.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+NO_DEADLINE: Final = 0
+
+
+class SamplingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How to choose one request's tokens; every value is valid and final."""
+
+    temperature: float  # 0 is greedy
+    top_k: int  # 0 is off
+    top_p: float  # 1 is off
+    min_p: float  # 0 is off
+    seed: int  # unsigned, 64 bits
+
+
+class AddRequestMsg(msgspec.Struct, frozen=True, array_like=True, tag="add", gc=False):
+    """Start a request. The service has validated it: it fits the context and the cache."""
+
+    uid: int
+    prompt: bytes  # int32, native order; not empty
+    max_new_tokens: int  # at least 1; prompt + max_new_tokens - 1 slots fit the cache
+    sampling: SamplingMsg
+    stop_ids: tuple[int, ...]  # EOS ids included, unless ignored
+    logprobs: bool  # return each chosen token's log-probability
+    arrival_ns: int
+    deadline_ns: int  # NO_DEADLINE where there is none
+
+
+class CancelMsg(msgspec.Struct, frozen=True, array_like=True, tag="cancel", gc=False):
+    """End a request with CANCELLED. Of a uid that is unknown, or over, nothing is said."""
+
+    uid: int
+
+
+class FlushPrefixCacheMsg(msgspec.Struct, frozen=True, array_like=True, tag="flush", gc=False):
+    """Forget the cached pages that no request uses; answered by `FlushedMsg`."""
+
+    op: int
+
+
+class ShutdownMsg(msgspec.Struct, frozen=True, array_like=True, tag="shutdown", gc=False):
+    """Exit with code 0 after this step. Requests still there are dropped without a word."""
+
+
+RequestMsg = AddRequestMsg | CancelMsg | FlushPrefixCacheMsg | ShutdownMsg
+
+
+class SettingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One resolved setting and where its value comes from."""
+
+    name: str
+    value: str
+    reason: str
+
+
+class ModelCardMsg(msgspec.Struct, frozen=True, array_like=True):
+    """What the service must know of the loaded model."""
+
+    name: str
+    architecture: str
+    tokenizer_dir: str  # holds tokenizer.json, tokenizer_config.json and the chat template
+    vocab_size: int  # rows of the output layer
+    context_len: int
+    cache_len: int  # slots of key-value cache that one request alone can use
+    eos_token_ids: tuple[int, ...]  # of the config, the generation config and the tokenizer
+    dtype: str
+    num_parameters: int
+    generation_config: dict[str, object]  # generation_config.json as it is; empty if there is none
+
+
+class ReadyMsg(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The worker can serve. First message of a worker that starts well."""
+
+    model: ModelCardMsg
+    settings: tuple[SettingMsg, ...]
+
+
+class StartFailedMsg(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The worker cannot start; it exits after this. First message of a worker that does not start."""
+
+    message: str  # one line, naming setting and value where one is at fault
+
+
+class EndingReason(enum.IntEnum):
+    """Why a request left the worker."""
+
+    STOP = 1  # the last token is in stop_ids
+    LENGTH = 2  # max_new_tokens are generated
+    CANCELLED = 3
+    DEADLINE = 4
+    ERROR = 5  # this request's own processing failed
+
+
+class StartedMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request's first tokens were computed in this step."""
+
+    uid: int
+    cached_tokens: int  # prompt tokens that came from the prefix cache
+
+
+class EndingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request left the worker: nothing of this uid follows. Its last tokens may stand in the same `StepMsg`."""
+
+    uid: int
+    reason: EndingReason
+    error: str  # with ERROR: one of errors.py's reasons, a colon, a sentence; else empty
+    queued_ns: int
+    prefill_ns: int
+    decode_ns: int
+    swapped_ns: int
+    preemptions: int
+    cached_tokens: int  # at its first start
+
+
+class StepMsg(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):
+    """All that one step brought: the columns `uids`, `token_ids` and `logprobs` have one entry for each token."""
+
+    step: int
+    uids: bytes  # uint64
+    token_ids: bytes  # int32
+    logprobs: bytes  # float32, NaN where not asked; empty if nobody asked
+    started: tuple[StartedMsg, ...]
+    endings: tuple[EndingMsg, ...]
+
+
+class FlushedMsg(msgspec.Struct, frozen=True, array_like=True, tag="flushed", gc=False):
+    """Answer to `FlushPrefixCacheMsg`."""
+
+    op: int
+    num_pages: int
+
+
+WorkerMsg = ReadyMsg | StartFailedMsg | StepMsg | FlushedMsg
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[RequestMsg] = msgspec.msgpack.Decoder(RequestMsg)
+_worker_decoder: msgspec.msgpack.Decoder[WorkerMsg] = msgspec.msgpack.Decoder(WorkerMsg)
+
+
+def encode(message: RequestMsg | WorkerMsg) -> bytes:
+    """One record's bytes."""
+    return _encoder.encode(message)
+
+
+def decode_request(record: bytes) -> RequestMsg:
+    """The inverse of `encode`, in the worker. Raises msgspec.DecodeError on bytes that are no request."""
+    return _request_decoder.decode(record)
+
+
+def decode_worker(record: bytes) -> WorkerMsg:
+    """The inverse of `encode`, in the service. Raises msgspec.DecodeError on bytes that are no worker message."""
+    return _worker_decoder.decode(record)

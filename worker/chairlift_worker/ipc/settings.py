@@ -1,0 +1,62 @@
+"""The worker's settings as a user gives them: one source of names, types, bounds and help.
+
+The service makes command-line flags, environment variables and TOML keys of these fields and passes the result on;
+the worker resolves what is None by model and device (config.py). Names and meaning follow transformers'
+ContinuousBatchingConfig where it has them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was asked of the worker. None means: resolve it."""
+
+    model: Annotated[str, Meta(description="folder, .gguf file, hub id, or `demo`")]
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="type of weights and computation; auto takes what this processor computes natively"),
+    ] = "auto"
+    attn_implementation: Annotated[
+        Literal["sdpa", "eager"],
+        Meta(description="attention backend: sdpa, or eager, the plain reference"),
+    ] = "sdpa"
+    page_size: Annotated[
+        Annotated[int, Meta(ge=4)] | None, Meta(description="tokens of key-value cache per page, at least 4")
+    ] = None
+    num_blocks: Annotated[
+        PositiveInt | None, Meta(description="pages of key-value cache; unset: what memory allows")
+    ] = None
+    max_memory_percent: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="share of the free memory that the cache may take, if num_blocks is unset"),
+    ] = None
+    max_batch_tokens: Annotated[PositiveInt | None, Meta(description="query tokens per forward pass")] = None
+    max_prefill_chunk: Annotated[
+        PositiveInt | None, Meta(description="largest share of a step that one request gets")
+    ] = None
+    max_requests_per_batch: Annotated[PositiveInt | None, Meta(description="requests per forward pass")] = None
+    scheduler_type: Annotated[
+        Literal["fifo", "prefill_first"],
+        Meta(description="fifo: decoding, then part-way prompts, then waiting; prefill_first: part-way prompts first"),
+    ] = "fifo"
+    safety_margin: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="below this share of free cache no new request is started; 0 turns it off"),
+    ] = None
+    allow_block_sharing: Annotated[
+        bool, Meta(description="prefix cache, for models whose layers are all full attention")
+    ] = True
+    return_logprobs: Annotated[bool, Meta(description="log-probability of each token by default")] = False
+    max_context: Annotated[PositiveInt | None, Meta(description="lowers the model's context length")] = None
+    num_threads: Annotated[PositiveInt | None, Meta(description="threads of the forward pass; unset: all cores")] = None
+    trust_remote_code: Annotated[bool, Meta(description="run Python code that a model folder brings")] = False
+    fault_injection: Annotated[
+        str, Meta(description="test only: faults to make on purpose, see worker/README.md; empty is off")
+    ] = ""

@@ -1,0 +1,1 @@
+"""The native library: one plain C interface, loaded with ctypes."""

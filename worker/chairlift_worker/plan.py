@@ -1,0 +1,75 @@
+"""The seam of the worker: what the scheduler decides (`StepPlan`) and what the step brought (`StepResult`).
+
+Both are data. The scheduler makes plans and applies results and never sees a tensor; the runner and the sampler turn
+a plan into a result and never see a request.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """How to choose the next token of one row; a pure function of this and the row's logits."""
+
+    temperature: float  # 0 is greedy
+    top_k: int  # 0 is off
+    top_p: float  # 1 is off
+    min_p: float  # 0 is off
+    seed: int  # unsigned, 64 bits
+    index: int  # of the token to sample in the output, from 0
+    logprob: bool  # report the token's log-probability
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One request's share of a step: query tokens at positions [start, start + num_tokens).
+
+    | range                      | what                                                        |
+    |----------------------------|-------------------------------------------------------------|
+    | [0, start)                 | keys and values are in the cache, through `pages`           |
+    | [start, start+num_tokens)  | computed in this step; keys and values written to `pages`   |
+
+    Position p lives in page pages[p // page_size], slot p % page_size. `tokens` and `pages` are the request's own
+    arrays, read only for the runner: they only ever grow at the end while a plan that names them is in flight.
+    """
+
+    uid: int
+    tokens: array[int]  # int32; the row's tokens are tokens[start : start + num_tokens]
+    start: int
+    num_tokens: int  # at least 1
+    pages: array[int]  # int32; at least ceil((start + num_tokens) / page_size) entries
+    sample: SampleSpec | None  # None: the row does not reach its last token, no logits are needed
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What to run in one forward pass. Rows with one token come before the others."""
+
+    step: int
+    rows: tuple[RowPlan, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of all rows."""
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one sampling row brought: a token, or an error that ends this request alone."""
+
+    uid: int
+    token_id: int
+    logprob: float | None  # where asked
+    error: str | None = None  # reason, a colon, a sentence; token_id is then without meaning
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step brought: one entry for each row of the plan that samples, in the plan's order."""
+
+    step: int
+    rows: tuple[RowResult, ...]

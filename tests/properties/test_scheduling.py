@@ -1,0 +1,86 @@
+"""Whatever the workload and however small the cache: each request's tokens are those of its solo run."""
+
+from chairlift_worker.ipc.messages import EndingReason
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.fake_device import solo_run
+from support.scheduling import Bench
+
+PREFIXES = [list(range(base, base + 40)) for base in (0, 0, 300, 600)]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[Bench, list[dict]]:
+    page_size = draw(st.sampled_from([1, 4, 5, 16]))
+    longest = draw(st.integers(2, 60))
+    num_pages = -(-longest // page_size) + draw(st.sampled_from([0, 1, 3, 50]))
+    max_batch_tokens = draw(st.sampled_from([1, 2, 7, 16, 64]))
+    bench = Bench(
+        num_pages=num_pages,
+        page_size=page_size,
+        sharing=draw(st.booleans()),
+        limits={
+            "max_batch_tokens": max_batch_tokens,
+            "max_prefill_chunk": draw(st.sampled_from([1, 3, 16, 64])),
+            "max_requests_per_batch": min(max_batch_tokens, draw(st.integers(1, 12))),
+            "scheduler_type": draw(st.sampled_from(["fifo", "prefill_first"])),
+            "safety_margin": draw(st.sampled_from([0.0, 0.15, 0.9])),
+        },
+    )
+    requests = []
+    for uid in range(1, draw(st.integers(1, 12)) + 1):
+        prompt_len = draw(st.integers(1, longest - 1))
+        shared = draw(st.integers(0, min(prompt_len, 40)))
+        prompt = draw(st.sampled_from(PREFIXES))[:shared] + [700 + uid] * (prompt_len - shared)
+        requests.append(
+            {
+                "uid": uid,
+                "prompt": prompt,
+                "max_new_tokens": draw(st.integers(1, longest - prompt_len + 1)),
+                "arrives": draw(st.integers(0, 30)),
+                "cancelled": draw(st.one_of(st.none(), st.none(), st.integers(0, 60))),
+                "seed": draw(st.integers(0, 3)),
+                "stop_ids": tuple(draw(st.lists(st.integers(0, 999), max_size=30))),
+            }
+        )
+    return bench, requests
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(workloads())
+def test_each_request_equals_its_solo_run(workload: tuple[Bench, list[dict]]) -> None:
+    bench, requests = workload
+    by_arrival = sorted(requests, key=lambda request: request["arrives"])
+    uids = {request["uid"]: place for place, request in enumerate(by_arrival, start=1)}  # uids are given on arrival
+    for tick in range(5000):
+        for request in by_arrival:
+            if request["arrives"] == tick:
+                bench.add(
+                    uids[request["uid"]],
+                    request["prompt"],
+                    request["max_new_tokens"],
+                    seed=request["seed"],
+                    stop_ids=request["stop_ids"],
+                )
+            if request["cancelled"] == tick:
+                bench.roster.cancel(uids[request["uid"]], bench.now)
+        if bench.step() is None and tick > 60:
+            break
+    for request in requests:
+        uid = uids[request["uid"]]
+        expected = solo_run(
+            request["prompt"],
+            max_new_tokens=request["max_new_tokens"],
+            seed=request["seed"],
+            stop_ids=frozenset(request["stop_ids"]),
+        )
+        ending = bench.endings[uid]
+        if ending.reason is EndingReason.CANCELLED:
+            assert bench.outputs[uid] == expected[: len(bench.outputs[uid])]
+        else:
+            assert bench.outputs[uid] == expected
+            stopped = expected[-1] in request["stop_ids"]
+            assert ending.reason is (EndingReason.STOP if stopped else EndingReason.LENGTH)
+        assert ending.preemptions <= 4
+        assert ending.cached_tokens < len(request["prompt"])
+    bench.assert_idle()

@@ -1,0 +1,111 @@
+"""A scheduler with its roster over the fake device, and what came out of it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, EndingMsg, SamplingMsg, StartedMsg
+from chairlift_worker.kv.memory import PagedMemory
+from chairlift_worker.plan import StepPlan
+from chairlift_worker.request import Request
+from chairlift_worker.roster import Roster
+from chairlift_worker.scheduler import Scheduler, StepLimits
+
+from support.fake_device import FakeDevice
+
+
+def add_message(
+    uid: int,
+    prompt: list[int],
+    max_new_tokens: int = 4,
+    *,
+    stop_ids: tuple[int, ...] = (),
+    seed: int = 0,
+    deadline_ns: int = NO_DEADLINE,
+) -> AddRequestMsg:
+    return AddRequestMsg(
+        uid=uid,
+        prompt=array("i", prompt).tobytes(),
+        max_new_tokens=max_new_tokens,
+        sampling=SamplingMsg(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed),
+        stop_ids=stop_ids,
+        logprobs=False,
+        arrival_ns=uid,
+        deadline_ns=deadline_ns,
+    )
+
+
+@dataclass
+class Bench:
+    """Steps a scheduler and collects what it says. Checks all books after every step."""
+
+    num_pages: int = 64
+    page_size: int = 4
+    sharing: bool = True
+    limits: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.memory = PagedMemory(num_pages=self.num_pages, page_size=self.page_size, sharing=self.sharing)
+        self.roster = Roster(memory=self.memory)
+        defaults = {
+            "max_batch_tokens": 64,
+            "max_prefill_chunk": 64,
+            "max_requests_per_batch": 16,
+            "scheduler_type": "fifo",
+            "safety_margin": 0.0,
+        }
+        self.scheduler = Scheduler(limits=StepLimits(**{**defaults, **self.limits}), roster=self.roster)
+        self.device = FakeDevice(num_pages=self.num_pages, page_size=self.page_size)
+        self.now = 1
+        self.plans: list[StepPlan] = []
+        self.outputs: dict[int, list[int]] = {}
+        self.started: dict[int, StartedMsg] = {}
+        self.endings: dict[int, EndingMsg] = {}
+
+    def add(self, uid: int, prompt: list[int], max_new_tokens: int = 4, **kwargs: Any) -> None:
+        self.outputs[uid] = []
+        self.roster.add(Request(add_message(uid, prompt, max_new_tokens, **kwargs)))
+
+    def step(self) -> StepPlan | None:
+        self.now += 1
+        self.roster.expire(self.now)
+        plan = self.scheduler.plan(self.now)
+        self.roster.check()
+        if plan is not None:
+            self.plans.append(plan)
+            self.scheduler.apply(plan, self.device.execute(plan), self.now)
+            self.roster.check()
+        self._collect()
+        return plan
+
+    def run(self, max_steps: int = 10_000) -> None:
+        for _ in range(max_steps):
+            if self.step() is None:
+                return
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def assert_idle(self) -> None:
+        pool = self.memory.pool
+        assert pool.num_free + pool.num_kept == pool.num_pages
+        assert self.memory.index.num_promised == 0
+        assert len(self.roster.waiting) == len(self.roster.active) == 0
+        assert self.scheduler.plan(self.now) is None
+
+    def _collect(self) -> None:
+        message = self.roster.outbox.take(len(self.plans))
+        if message is None:
+            return
+        uids, tokens = array("Q"), array("i")
+        uids.frombytes(message.uids)
+        tokens.frombytes(message.token_ids)
+        for uid, token in zip(uids, tokens, strict=True):
+            assert uid not in self.endings, "a token after the ending"
+            self.outputs[uid].append(token)
+        for started in message.started:
+            assert started.uid not in self.started
+            self.started[started.uid] = started
+        for ending in message.endings:
+            assert ending.uid not in self.endings, "two endings"
+            self.endings[ending.uid] = ending

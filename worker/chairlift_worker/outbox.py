@@ -1,0 +1,68 @@
+"""What the scheduler has to tell the service since the last time it was asked."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+from chairlift_worker.ipc.messages import EndingMsg, EndingReason, StartedMsg, StepMsg
+from chairlift_worker.request import Request
+
+
+class Outbox:
+    """Collects tokens, starts and endings in the columns of a `StepMsg`."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._uids = array("Q")
+        self._token_ids = array("i")
+        self._logprobs = array("f")
+        self._any_logprob = False
+        self._started: list[StartedMsg] = []
+        self._endings: list[EndingMsg] = []
+
+    def token(self, request: Request, token_id: int, logprob: float | None) -> None:
+        """A request's next token."""
+        self._uids.append(request.uid)
+        self._token_ids.append(token_id)
+        self._logprobs.append(math.nan if logprob is None else logprob)
+        self._any_logprob = self._any_logprob or logprob is not None
+
+    def started(self, request: Request) -> None:
+        """A request's first tokens are computed."""
+        self._started.append(StartedMsg(uid=request.uid, cached_tokens=request.progress.cached_tokens))
+
+    def ending(self, request: Request, reason: EndingReason, now_ns: int, error: str = "") -> None:
+        """A request is over."""
+        started = request.progress.started_ns or now_ns
+        first = request.progress.first_token_ns or now_ns
+        self._endings.append(
+            EndingMsg(
+                uid=request.uid,
+                reason=reason,
+                error=error,
+                queued_ns=max(0, started - request.params.arrival_ns),
+                prefill_ns=max(0, first - started),
+                decode_ns=max(0, now_ns - first),
+                swapped_ns=0,
+                preemptions=request.progress.preemptions,
+                cached_tokens=request.progress.cached_tokens,
+            )
+        )
+
+    def take(self, step: int) -> StepMsg | None:
+        """Everything collected, which is forgotten here; None if there is nothing."""
+        if not (self._uids or self._started or self._endings):
+            return None
+        message = StepMsg(
+            step=step,
+            uids=self._uids.tobytes(),
+            token_ids=self._token_ids.tobytes(),
+            logprobs=self._logprobs.tobytes() if self._any_logprob else b"",
+            started=tuple(self._started),
+            endings=tuple(self._endings),
+        )
+        self._clear()
+        return message

@@ -1,0 +1,109 @@
+"""One request in the worker: its tokens, how far they are computed, and its state."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from typing import Final
+
+from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg
+
+
+class RequestState(enum.Enum):
+    """Where a request stands."""
+
+    WAITING = enum.auto()  # holds no pages
+    PREFILLING = enum.auto()  # active; more than its newest token is still to be computed
+    DECODING = enum.auto()  # active; only its newest token is still to be computed
+    FINISHED = enum.auto()
+
+
+_NEXT: Final = {
+    RequestState.WAITING: {RequestState.PREFILLING, RequestState.FINISHED},
+    RequestState.PREFILLING: {RequestState.DECODING, RequestState.WAITING, RequestState.FINISHED},
+    RequestState.DECODING: {RequestState.WAITING, RequestState.FINISHED},
+    RequestState.FINISHED: set(),
+}
+
+
+class PageTable:
+    """Where a request's keys and values lie. Written by the memory that gave the pages, and by nobody else."""
+
+    __slots__ = ("names", "num_published", "pages")
+
+    def __init__(self) -> None:
+        self.pages = array("i")
+        self.names = array("Q")  # of the pages' contents, as far as they are published or promised
+        self.num_published = 0  # pages, from the first on, that other requests can find
+
+
+class Progress:
+    """When things happened, and how often; for the timings that the ending tells."""
+
+    __slots__ = ("announced", "cached_tokens", "first_token_ns", "preemptions", "started_ns")
+
+    def __init__(self) -> None:
+        self.started_ns = 0  # 0: not started
+        self.first_token_ns = 0  # 0: none yet
+        self.cached_tokens = 0  # prompt tokens that the cache had at the first start
+        self.preemptions = 0
+        self.announced = False  # the service knows that it has started
+
+
+class Request:
+    """What the worker knows of one request.
+
+    There are no phases: `computed` tokens have their keys and values in the cache and catch up with `total`, by some
+    number each step. When they meet, the next token is sampled and `total` grows by one.
+
+    | range               | what                                       | whose to change              |
+    |---------------------|--------------------------------------------|------------------------------|
+    | [0, prompt_len)     | the prompt                                 | nobody                       |
+    | [prompt_len, total) | generated so far                           | Scheduler.apply              |
+    | [0, computed)       | keys and values are in the table's pages   | Scheduler.apply, PagedMemory |
+    """
+
+    __slots__ = ("_state", "computed", "params", "progress", "prompt_len", "stop_ids", "table", "tokens", "uid")
+
+    def __init__(self, params: AddRequestMsg) -> None:
+        self.uid = params.uid
+        self.params = params
+        self.tokens = array("i")
+        self.tokens.frombytes(params.prompt)
+        self.prompt_len = len(self.tokens)
+        self.stop_ids = frozenset(params.stop_ids)
+        self.computed = 0
+        self.table = PageTable()
+        self.progress = Progress()
+        self._state = RequestState.WAITING
+
+    @property
+    def state(self) -> RequestState:
+        """Where the request stands."""
+        return self._state
+
+    def become(self, state: RequestState) -> None:
+        """Changes the state; raises ValueError where that cannot happen."""
+        if state not in _NEXT[self._state]:
+            raise ValueError(f"request {self.uid} cannot go from {self._state.name} to {state.name}")
+        self._state = state
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of output."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def max_total(self) -> int:
+        """Tokens whose keys and values may have to be kept: the last generated one's never are."""
+        return self.prompt_len + self.params.max_new_tokens - 1
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether it ends by itself at some time."""
+        return self.params.deadline_ns != NO_DEADLINE

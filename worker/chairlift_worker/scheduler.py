@@ -1,0 +1,196 @@
+"""Which requests get how many tokens in the next step, and what follows from the step's result.
+
+`plan` and `apply` are the only ones that move requests on. No tensors here, and no clock: the time is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from chairlift_worker.ipc.messages import EndingReason
+from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, StepPlan, StepResult
+from chairlift_worker.request import Request, RequestState
+from chairlift_worker.roster import Roster
+
+# A request that lost its pages this often comes back only when nobody active can take them again.
+CAREFUL_AFTER: Final = 2
+# Waiting requests that are passed over in one step because somebody computes their prefix right now.
+MAX_HELD: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """What one step may hold; see the settings of the same names."""
+
+    max_batch_tokens: int
+    max_prefill_chunk: int
+    max_requests_per_batch: int  # at most max_batch_tokens, so that every active request can get a token
+    scheduler_type: Literal["fifo", "prefill_first"]
+    safety_margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Two counts of pages: for the tokens that requests have, and for all they may ever get."""
+
+    now: int
+    at_most: int
+
+
+class Scheduler:
+    """Plans steps over the requests of a roster and applies their results to them."""
+
+    def __init__(self, *, limits: StepLimits, roster: Roster) -> None:
+        self._limits = limits
+        self._roster = roster
+        self._memory = roster.memory
+        self._step = 0
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        """The next step; None if there is nothing to compute. Reserves the pages that it names."""
+        rows: dict[int, RowPlan] = {}
+        self._plan_active(rows)
+        self._plan_waiting(rows, now_ns)
+        if not rows:
+            return None
+        self._step += 1
+        return StepPlan(step=self._step, rows=tuple(sorted(rows.values(), key=lambda row: row.num_tokens > 1)))
+
+    def apply(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
+        """Moves the requests on by what the step computed and sampled. Rows of requests that are over are dropped."""
+        sampled = {row.uid: row for row in result.rows}
+        roster = self._roster
+        for row in plan.rows:
+            roster.counters.computed_tokens += row.num_tokens
+            request = roster.get(row.uid)
+            if request is None:
+                continue
+            outcome = sampled.get(row.uid)
+            if outcome is not None and outcome.error is not None:
+                roster.end(request, EndingReason.ERROR, now_ns, outcome.error)  # its new pages are not published
+                continue
+            request.computed = row.start + row.num_tokens
+            self._memory.commit(request)
+            if not request.progress.announced:
+                request.progress.announced = True
+                roster.outbox.started(request)
+            if outcome is not None:
+                self._append(request, outcome, now_ns)
+
+    def _plan_active(self, rows: dict[int, RowPlan]) -> None:
+        """Gives active requests their tokens, first served first; by arrival among equals."""
+        active = self._roster.active
+        first = RequestState.PREFILLING if self._limits.scheduler_type == "prefill_first" else RequestState.DECODING
+        budget = self._limits.max_batch_tokens
+        for request in sorted(active.values(), key=lambda request: (request.state is not first, request.uid)):
+            if budget == 0:
+                break
+            if request.uid not in active:  # gave its pages to one before it
+                continue
+            num_tokens = self._share(request, budget)
+            if self._make_room(request, request.computed + num_tokens, rows):
+                rows[request.uid] = _row(request, num_tokens)
+                budget -= num_tokens
+
+    def _plan_waiting(self, rows: dict[int, RowPlan], now_ns: int) -> None:
+        """Starts waiting requests, in order of arrival, as long as there is room for them.
+
+        One whose prefix an active request computes right now is passed over: a step later it need not compute it.
+        """
+        roster, pages_for = self._roster, self._memory.pages_for
+        budget = self._limits.max_batch_tokens - sum(row.num_tokens for row in rows.values())
+        owed = self._owed_pages()
+        held: list[Request] = []
+        while budget and len(roster.active) < self._limits.max_requests_per_batch and len(held) < MAX_HELD:
+            request = roster.waiting.first()
+            if request is None or self._is_scarce():
+                break
+            match = self._memory.match(request)
+            if match.being_computed:
+                held.append(roster.waiting.pop())
+                continue
+            need = _Pages(pages_for(request.total), pages_for(request.max_total))
+            careful = request.progress.preemptions >= CAREFUL_AFTER
+            wanted = need.at_most + owed.at_most if careful else need.now + owed.now
+            if roster.active and wanted - match.num_pages > self._memory.num_available_after(match):
+                break
+            roster.start(request, match, now_ns)
+            num_tokens = self._share(request, budget)
+            if not self._memory.grow(request, request.computed + num_tokens):
+                raise RuntimeError("the cache has less room than was counted")
+            holds = len(request.table.pages)
+            owed = _Pages(owed.now + need.now - holds, owed.at_most + need.at_most - holds)
+            rows[request.uid] = _row(request, num_tokens)
+            budget -= num_tokens
+        for request in held:
+            roster.waiting.push(request)
+
+    def _share(self, request: Request, budget: int) -> int:
+        """Tokens that the request gets in a step with this budget left."""
+        return min(request.total - request.computed, budget, self._limits.max_prefill_chunk)
+
+    def _is_scarce(self) -> bool:
+        """Whether so little is free that only what is active goes on."""
+        pool = self._memory.pool
+        return bool(self._roster.active) and pool.num_available < self._limits.safety_margin * pool.num_pages
+
+    def _owed_pages(self) -> _Pages:
+        """Pages that active requests do not hold yet: for the tokens they have, and for all they may ever get."""
+        pages_for = self._memory.pages_for
+        now = at_most = 0
+        for request in self._roster.active.values():
+            holds = len(request.table.pages)
+            now += max(0, pages_for(request.total) - holds)
+            at_most += max(0, pages_for(request.max_total) - holds)
+        return _Pages(now, at_most)
+
+    def _make_room(self, request: Request, num_tokens: int, rows: dict[int, RowPlan]) -> bool:
+        """Grows the request's pages, if need be by taking those of requests that arrived after it."""
+        while not self._memory.grow(request, num_tokens):
+            victim = self._roster.active[max(self._roster.active)]
+            if victim is request and len(self._roster.active) == 1:
+                raise RuntimeError(f"request {request.uid} alone does not fit the cache; it should have been refused")
+            rows.pop(victim.uid, None)
+            self._roster.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _append(self, request: Request, outcome: RowResult, now_ns: int) -> None:
+        """The request's next token; ends the request if it was the last."""
+        request.tokens.append(outcome.token_id)
+        if not request.progress.first_token_ns:
+            request.progress.first_token_ns = now_ns
+        if request.state is RequestState.PREFILLING:
+            request.become(RequestState.DECODING)
+        self._roster.counters.generated_tokens += 1
+        self._roster.outbox.token(request, outcome.token_id, outcome.logprob)
+        if outcome.token_id in request.stop_ids:
+            self._roster.end(request, EndingReason.STOP, now_ns)
+        elif request.num_generated >= request.params.max_new_tokens:
+            self._roster.end(request, EndingReason.LENGTH, now_ns)
+
+
+def _row(request: Request, num_tokens: int) -> RowPlan:
+    """The request's share of a step: its next num_tokens tokens."""
+    sampling = request.params.sampling
+    spec = None
+    if request.computed + num_tokens == request.total:
+        spec = SampleSpec(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            index=request.num_generated,
+            logprob=request.params.logprobs,
+        )
+    return RowPlan(
+        uid=request.uid,
+        tokens=request.tokens,
+        start=request.computed,
+        num_tokens=num_tokens,
+        pages=request.table.pages,
+        sample=spec,
+    )

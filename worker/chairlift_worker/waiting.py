@@ -1,0 +1,54 @@
+"""Requests that wait for their first step, or for their next after giving up their pages."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+from chairlift_worker.request import Request
+
+_SLACK: Final = 64  # entries of removed requests that are not worth a clean-up
+
+
+class WaitingQueue:
+    """In order of arrival; a request that gave up its pages comes back to its old place.
+
+    Adding and removing cost O(log n); a removed entry stays in the heap until it comes to the front, or until
+    such entries are the larger part.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[int] = []
+        self._requests: dict[int, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, uid: int) -> bool:
+        return uid in self._requests
+
+    def push(self, request: Request) -> None:
+        """Adds a request; uids are given in order of arrival."""
+        self._requests[request.uid] = request
+        heapq.heappush(self._heap, request.uid)
+
+    def first(self) -> Request | None:
+        """The next in order, which stays."""
+        while self._heap and self._heap[0] not in self._requests:
+            heapq.heappop(self._heap)
+        return self._requests[self._heap[0]] if self._heap else None
+
+    def pop(self) -> Request:
+        """Removes and returns the next in order."""
+        request = self.first()
+        if request is None:
+            raise IndexError("the waiting queue is empty")
+        heapq.heappop(self._heap)
+        del self._requests[request.uid]
+        return request
+
+    def discard(self, uid: int) -> None:
+        """Removes a request wherever it stands."""
+        self._requests.pop(uid, None)
+        if len(self._heap) > 2 * len(self._requests) + _SLACK:
+            self._heap = sorted(self._requests)

@@ -1,0 +1,1 @@
+"""Text and token ids: the model's tokenizer, and text as tokens arrive."""

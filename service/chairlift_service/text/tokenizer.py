@@ -1,0 +1,150 @@
+"""The model's tokenizer, from tokenizer.json and what tokenizer_config.json changes in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by the library: no thread pool of its own, please
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from chairlift_service.errors import Reason, ServiceError
+
+LONG_TEXT_BYTES: Final = 4096  # longer ones are tokenised off the event loop
+NUM_THREADS: Final = 2
+MAX_WAITING_TEXTS: Final = 256
+_NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LISTS: Final = ("additional_special_tokens", "extra_special_tokens")
+
+
+class Tokenizer:
+    """Text to ids and back. Its methods may be called from several threads; nothing mutates it after loading."""
+
+    def __init__(self, *, backend: tokenizers.Tokenizer) -> None:
+        """`backend` becomes this object's own: truncation and padding are turned off."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.size: Final = max(vocabulary.values(), default=-1) + 1
+        longest = max((len(token.encode()) for token in vocabulary), default=1)
+        # A normalizer may shorten a text before it is cut into tokens (composition of accents, runs of spaces).
+        self._most_bytes_per_token = longest * (1 if backend.normalizer is None else 4)
+        self._pool = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="tokenizer")
+        self._num_waiting = 0
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """The tokenizer of a model's folder. Raises ValueError, one line, if there is none or it cannot be read."""
+        path = Path(folder) / "tokenizer.json"
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ValueError(f"cannot read the tokenizer {path}: {error}") from error
+        config_path = Path(folder) / "tokenizer_config.json"
+        if config_path.is_file():
+            try:
+                _apply(json.loads(config_path.read_text(encoding="utf-8")), backend)
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+                raise ValueError(f"cannot read {config_path}: {error!r}") from error
+        return cls(backend=backend)
+
+    @property
+    def decoder(self) -> Mapping[str, Any] | None:
+        """The decoder's description, as in tokenizer.json; None where tokens are joined by spaces."""
+        decoder: Mapping[str, Any] | None = json.loads(self._backend.to_str()).get("decoder")
+        return decoder
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text. Takes time in proportion to its length: see `encode_async`."""
+        # The batch form is the one that frees the interpreter's lock while it works.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The same, off the event loop if the text is long. Raises ServiceError QUEUE_FULL if too many texts wait."""
+        if len(text) <= LONG_TEXT_BYTES:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        if self._num_waiting >= MAX_WAITING_TEXTS:
+            raise ServiceError(Reason.QUEUE_FULL, "too many long texts wait for the tokenizer")
+        self._num_waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(
+                self._pool, lambda: self.encode(text, add_special_tokens=add_special_tokens)
+            )
+        finally:
+            self._num_waiting -= 1
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids, U+FFFD for bytes that are not UTF-8. Ids without a token give nothing."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str | None:
+        """Spelling of a token in the vocabulary; None where there is no such token."""
+        return self._backend.id_to_token(token_id)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Spellings of tokens in the vocabulary; empty for an id without a token."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in ids]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a control token, which `skip_special_tokens` leaves out of the text."""
+        return token_id in self._special_ids
+
+    def max_text_bytes(self, num_tokens: int) -> int:
+        """More bytes of UTF-8 than this cannot be a text of `num_tokens` tokens."""
+        return num_tokens * self._most_bytes_per_token
+
+    def close(self) -> None:
+        """Ends the threads; texts that wait are given up."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _apply(config: Mapping[str, Any], backend: tokenizers.Tokenizer) -> None:
+    """What transformers changes in a tokenizer for the sake of tokenizer_config.json (TokenizersBackend.__init__)."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = [_added(entry) for _, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=_by_id)]
+    backend.add_tokens([token for token in listed if token.content not in known])
+    named = {name: _content(config[name]) for name in _NAMED if config.get(name) is not None}
+    special = [*named.values()]
+    for name in _LISTS:
+        entries = config.get(name) or []
+        special += [_content(entry) for entry in (entries.values() if isinstance(entries, dict) else entries)]
+    flags = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    backend.add_special_tokens(
+        [flags.get(text) or AddedToken(text, special=True, normalized=False) for text in special]
+    )
+    if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
+        _frame(
+            backend,
+            bos=named.get("bos_token") if config.get("add_bos_token") else None,
+            eos=named.get("eos_token") if config.get("add_eos_token") else None,
+        )
+
+
+def _frame(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+    """Puts these tokens around every prompt, and no others."""
+    single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
+    special = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=f"{single} $B:1", special_tokens=special)
+
+
+def _content(entry: Any) -> str:
+    return str(entry["content"] if isinstance(entry, dict) else entry)
+
+
+def _added(entry: Mapping[str, Any]) -> AddedToken:
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(str(entry["content"]), **{name: bool(entry[name]) for name in names if name in entry})
+
+
+def _by_id(item: tuple[str, Any]) -> int:
+    return int(item[0])

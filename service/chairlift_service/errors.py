@@ -38,6 +38,7 @@ class Reason(enum.StrEnum):
     QUEUE_FULL = "QUEUE_FULL"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     DRAINING = "DRAINING"
+    NOT_READY = "NOT_READY"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     SHUTTING_DOWN = "SHUTTING_DOWN"
     WORKER_LOST = "WORKER_LOST"
@@ -70,6 +71,7 @@ TABLE: Final[Mapping[Reason, Row]] = {
     Reason.QUEUE_FULL: Row(_CODE.RESOURCE_EXHAUSTED, "Too many requests wait.", retry_after=1.0),
     Reason.MESSAGE_TOO_LARGE: Row(_CODE.RESOURCE_EXHAUSTED, "The request is larger than what the service passes on."),
     Reason.DRAINING: Row(_CODE.FAILED_PRECONDITION, "The service finishes what it has and takes nothing new."),
+    Reason.NOT_READY: Row(_CODE.UNAVAILABLE, "The model is being loaded.", retry_after=1.0),
     Reason.DEADLINE_EXCEEDED: Row(_CODE.DEADLINE_EXCEEDED, "The caller's deadline passed."),
     Reason.SHUTTING_DOWN: Row(_CODE.UNAVAILABLE, "The service ends.", retry_after=1.0),
     Reason.WORKER_LOST: Row(_CODE.UNAVAILABLE, "The process that computes is gone.", retry_after=1.0),

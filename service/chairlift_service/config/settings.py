@@ -1,0 +1,53 @@
+"""The service's own settings as a user gives them: one source of names, types, bounds and help."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e7)]
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was asked of the service."""
+
+    listen: Annotated[
+        tuple[str, ...],
+        Meta(min_length=1, description="address to serve on, HOST:PORT (port 0 picks one) or unix:PATH; repeatable"),
+    ] = (DEFAULT_ADDRESS,)
+    admin_listen: Annotated[
+        str | None, Meta(description="address of the admin service; it is off unless this is set")
+    ] = None
+    insecure: Annotated[
+        bool,
+        Meta(description="serve without encryption on addresses that other machines can reach"),
+    ] = False
+    drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to end after SIGTERM")] = 30.0
+    start_timeout: Annotated[Seconds, Meta(description="seconds that the worker may take to load the model")] = 600.0
+    result_ttl: Annotated[
+        Seconds, Meta(description="seconds that a result without a reader is kept after its ending")
+    ] = 300.0
+    result_memory: Annotated[PositiveInt, Meta(description="bytes of finished results kept in all")] = 256 * 2**20
+    max_message_bytes: Annotated[
+        Annotated[int, Meta(ge=1024, le=2**31 - 1)], Meta(description="largest message taken or sent, in bytes")
+    ] = 16 * 2**20
+    max_waiting_requests: Annotated[
+        PositiveInt, Meta(description="requests that may wait for their first step; more are refused")
+    ] = 1024
+    max_waiting_tokens: Annotated[
+        PositiveInt, Meta(description="prompt tokens that may wait for their first step; more are refused")
+    ] = 4 * 2**20
+    model_defaults: Annotated[
+        bool, Meta(description="let the model's generation_config.json fill in what a request leaves unset")
+    ] = True
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least level that is logged")
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "human", "json"], Meta(description="auto: human in a terminal, JSON otherwise")
+    ] = "auto"

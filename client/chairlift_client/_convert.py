@@ -1,0 +1,173 @@
+"""From the API's messages to the client's values. Pure; shared by every client."""
+
+from __future__ import annotations
+
+from chairlift.v1 import event_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
+
+from chairlift_client import _errors
+from chairlift_client._types import (
+    Accepted,
+    CancelStatus,
+    Choice,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    LengthLimit,
+    ModelInfo,
+    RequestState,
+    Result,
+    ResultEvent,
+    Sampling,
+    ServerInfo,
+    ServerState,
+    Setting,
+    Timings,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+
+
+def accepted(message: event_pb2.Accepted) -> Accepted:
+    """`Accepted` of its message."""
+    sampling = message.sampling
+    return Accepted(
+        request_id=message.request_id,
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,
+        max_new_tokens=message.max_new_tokens,
+        lowered_by=LengthLimit(message.lowered_by),
+        seed=message.seed,
+        sampling=Sampling(
+            **{name: getattr(sampling, name) for name in Sampling.__dataclass_fields__ if sampling.HasField(name)}
+        ),
+        state=RequestState(message.state),
+    )
+
+
+def logprobs(message: event_pb2.Delta) -> tuple[TokenLogprobs, ...]:
+    """The log-probabilities of a delta, one entry a token."""
+    return tuple(
+        TokenLogprobs(chosen=entry.chosen, top=tuple((top.token_id, top.logprob) for top in entry.top))
+        for entry in message.logprobs
+    )
+
+
+def delta(message: event_pb2.Delta) -> Delta:
+    """`Delta` of its message."""
+    return Delta(
+        choice=message.choice,
+        index=message.index,
+        num_tokens=message.num_tokens,
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        logprobs=logprobs(message),
+        state=RequestState(message.state),
+    )
+
+
+def finished(message: event_pb2.Finished) -> Finished:
+    """`Finished` of its message."""
+    usage, timings = message.usage, message.timings
+    return Finished(
+        choice=message.choice,
+        reason=FinishReason(message.reason),
+        stop_token_id=message.stop.token_id if message.stop.WhichOneof("kind") == "token_id" else None,
+        limit=LengthLimit(message.limit),
+        usage=Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            generated_tokens=usage.generated_tokens,
+        ),
+        timings=Timings(
+            queued=timings.queued.ToTimedelta().total_seconds(),
+            prefill=timings.prefill.ToTimedelta().total_seconds(),
+            decode=timings.decode.ToTimedelta().total_seconds(),
+            swapped=timings.swapped.ToTimedelta().total_seconds(),
+            preemptions=timings.preemptions,
+        ),
+    )
+
+
+def generate_event(message: generation_service_pb2.GenerateResponse) -> Event | None:
+    """The event of a Generate stream; None for a kind that this client does not know yet."""
+    match message.WhichOneof("event"):
+        case "delta":
+            return delta(message.delta)
+        case "accepted":
+            return accepted(message.accepted)
+        case "finished":
+            return finished(message.finished)
+        case _:
+            return None
+
+
+def result_event(message: generation_service_pb2.ResultResponse) -> ResultEvent | None:
+    """The event of a Result stream; None for a kind that this client does not know yet."""
+    event: Event | Failed
+    match message.WhichOneof("event"):
+        case "delta":
+            event = delta(message.delta)
+        case "accepted":
+            event = accepted(message.accepted)
+        case "finished":
+            event = finished(message.finished)
+        case "failed":
+            event = Failed(error=_errors.from_status(message.failed.status))
+        case _:
+            return None
+    return ResultEvent(request_id=message.request_id, event=event)
+
+
+def result(message: generation_service_pb2.CompleteResponse) -> Result:
+    """`Result` of its message."""
+    return Result(
+        accepted=accepted(message.accepted),
+        choices=tuple(
+            Choice(
+                text=choice.output.text,
+                token_ids=tuple(choice.output.token_ids),
+                logprobs=logprobs(choice.output),
+                finished=finished(choice.finished),
+            )
+            for choice in message.choices
+        ),
+    )
+
+
+def outcomes(message: generation_service_pb2.CancelResponse) -> dict[str, CancelStatus]:
+    """What became of each request, by its id."""
+    return {outcome.request_id: CancelStatus(outcome.status) for outcome in message.outcomes}
+
+
+def tokens(message: text_service_pb2.TokenizeResponse) -> Tokens:
+    """`Tokens` of its message."""
+    return Tokens(token_ids=tuple(message.token_ids), tokens=tuple(message.tokens))
+
+
+def model_info(message: info_service_pb2.GetModelResponse) -> ModelInfo:
+    """`ModelInfo` of its message."""
+    return ModelInfo(
+        name=message.name,
+        architecture=message.architecture,
+        vocab_size=message.vocab_size,
+        context_len=message.context_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        dtype=message.dtype,
+        num_parameters=message.num_parameters,
+        has_chat_template=message.has_chat_template,
+    )
+
+
+def server_info(message: info_service_pb2.GetServerResponse) -> ServerInfo:
+    """`ServerInfo` of its message."""
+    statistics = message.statistics
+    return ServerInfo(
+        version=message.version,
+        state=ServerState(message.state),
+        worker_pids=tuple(message.worker_pids),
+        config=tuple(Setting(name=s.name, value=s.value, reason=s.reason) for s in message.config),
+        statistics={field.name: getattr(statistics, field.name) for field in statistics.DESCRIPTOR.fields},
+    )

@@ -1,0 +1,130 @@
+"""From keyword arguments to the API's messages. Pure; shared by every client."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+from chairlift.v1 import generation_service_pb2, request_pb2
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of every call that adds a request. Each is a field of the API's GenerationRequest.
+
+    What is left out, or None, takes the model's generation_config.json, then transformers' defaults.
+    """
+
+    max_new_tokens: int | None
+    """At least 1; lowered to what fits."""
+    temperature: float | None
+    """At least 0; 0 is greedy."""
+    top_k: int | None
+    """0 and -1 turn it off."""
+    top_p: float | None
+    """In (0, 1]."""
+    min_p: float | None
+    """In [0, 1)."""
+    seed: int | None
+    """Seed of the sampling noise, 0 to 2**64 - 1."""
+    stop_token_ids: Iterable[int] | None
+    """Further ids that end the generation."""
+    ignore_eos: bool | None
+    """Do not stop at the model's and the tokenizer's EOS ids."""
+    logprobs: int | None
+    """1: return the log-probability of each token."""
+    request_id: str | None
+    """Your own id, 1 to 128 printable characters."""
+    session: str | None
+    """A name that groups requests."""
+    return_text: bool | None
+    """Return text; unset: yes."""
+    return_token_ids: bool | None
+    """Return token ids; unset: yes."""
+    skip_special_tokens: bool | None
+    """Leave special tokens out of the text; unset: yes."""
+
+
+# Where each scalar option goes: the submessage ("" is the request itself) and the field in it.
+_FIELDS = {
+    "max_new_tokens": ("", "max_new_tokens"),
+    "seed": ("", "seed"),
+    "request_id": ("", "request_id"),
+    "session": ("", "session"),
+    "temperature": ("sampling", "temperature"),
+    "top_k": ("sampling", "top_k"),
+    "top_p": ("sampling", "top_p"),
+    "min_p": ("sampling", "min_p"),
+    "ignore_eos": ("stop", "ignore_eos"),
+    "logprobs": ("logprobs", "top_n"),
+    "return_text": ("output", "text"),
+    "return_token_ids": ("output", "token_ids"),
+    "skip_special_tokens": ("output", "skip_special_tokens"),
+}
+
+
+def generation_request(prompt: Prompt, options: GenerateOptions) -> request_pb2.GenerationRequest:
+    """The message that asks for one generation.
+
+    Raises TypeError for an option that does not exist or has the wrong type, ValueError for a number that its field
+    cannot carry at all. Every other judgement is the service's.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    unknown = given.keys() - GenerateOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
+    request = request_pb2.GenerationRequest()
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.SetInParent()  # an empty prompt is still ids, for the service to refuse by name
+        _extend(request.token_ids.ids, prompt, name="prompt")
+    for name, (part, field) in _FIELDS.items():
+        if name in given:
+            _assign(getattr(request, part) if part else request, field, given[name], name=name)
+    if "stop_token_ids" in given:
+        _extend(request.stop.token_ids, given["stop_token_ids"], name="stop_token_ids")
+    return request
+
+
+def result_request(
+    *, request_id: str | None, session: str | None, from_index: int
+) -> generation_service_pb2.ResultRequest:
+    """The message that asks for the events of one request or one session. Raises ValueError unless one is named."""
+    if (request_id is None) == (session is None):
+        raise ValueError("name either a request_id or a session")
+    if session is not None and from_index:
+        raise ValueError("from_index goes with a request_id")
+    if session is not None:
+        return generation_service_pb2.ResultRequest(session=session)
+    request = generation_service_pb2.ResultRequest(request_id=request_id)
+    _assign(request, "from_index", from_index, name="from_index")
+    return request
+
+
+def cancel_request(*, request_ids: tuple[str, ...], session: str | None) -> generation_service_pb2.CancelRequest:
+    """The message that cancels. Raises ValueError if nothing is named."""
+    if not request_ids and session is None:
+        raise ValueError("name request ids or a session")
+    return generation_service_pb2.CancelRequest(request_ids=request_ids, session=session or "")
+
+
+def _assign(message: object, field: str, value: object, *, name: str) -> None:
+    """Set a field; protobuf's own complaint lacks the field's name."""
+    try:
+        setattr(message, field, value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def _extend(field: object, ids: object, *, name: str) -> None:
+    """Append token ids of any integer type (numpy's, torch's) to a repeated field."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise TypeError(f"{name}: expected a sequence of integers, got {type(ids).__name__}")
+    try:
+        field.extend([operator.index(token_id) for token_id in ids])  # type: ignore[attr-defined] # protobuf has no types
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None

@@ -1,0 +1,242 @@
+"""The blocking client: gRPC's own blocking stubs, no event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self, Unpack
+
+import grpc
+from chairlift.v1 import admin_service_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
+from google.protobuf import wrappers_pb2
+
+from chairlift_client import _channel, _convert, _errors, _requests
+from chairlift_client._requests import GenerateOptions, Prompt
+from chairlift_client._streams import EventStream
+from chairlift_client._stubs import Stubs
+from chairlift_client._types import (
+    Accepted,
+    CancelStatus,
+    Event,
+    HealthStatus,
+    ModelInfo,
+    Result,
+    ResultEvent,
+    ServerInfo,
+    Tokens,
+)
+
+
+class Client:
+    """A blocking connection to a Chairlift service. Safe to share between threads.
+
+    `target` is `HOST:PORT` or `unix:PATH`; without it, the environment's CHAIRLIFT_TARGET, else 127.0.0.1:50051.
+    Connecting happens with the first call. Each call takes a `timeout` in seconds, which reaches the scheduler as the
+    request's deadline, and raises a `ChairliftError`.
+
+    >>> with Client(target) as client:
+    ...     print(client.complete("echo ", max_new_tokens=10).text)
+    echo echo
+    """
+
+    def __init__(self, target: str | None = None) -> None:
+        self.target = _channel.resolve_target(target)
+        self._channel = grpc.insecure_channel(self.target, options=_channel.channel_options(self.target))
+        self._stubs = Stubs(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; calls in flight end, and their requests with them."""
+        self._channel.close()
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> EventStream[Event]:
+        """Add a request and stream its events: `Accepted`, `Delta`s, one `Finished` for each choice.
+
+        Errors are raised by the iteration. Close or leave the stream to cancel the request.
+
+        >>> with Client(target) as client, client.generate("abc", max_new_tokens=4) as events:
+        ...     for event in events:
+        ...         if isinstance(event, Delta):
+        ...             print(event.index, event.text)
+        0 a
+        1 b
+        2 c
+        3 a
+        """
+        request = generation_service_pb2.GenerateRequest(request=_requests.generation_request(prompt, options))
+        return EventStream(self._stubs.generation.Generate(request, timeout=timeout), _convert.generate_event)
+
+    def complete(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Result:
+        """Add a request and wait for its whole answer.
+
+        >>> with Client(target) as client:
+        ...     answer = client.complete([10, 11, 12], max_new_tokens=5)
+        >>> answer.token_ids
+        (10, 11, 12, 10, 11)
+        >>> answer.reason.name, answer.usage.generated_tokens
+        ('LENGTH', 5)
+        """
+        request = generation_service_pb2.CompleteRequest(request=_requests.generation_request(prompt, options))
+        return _convert.result(_call(self._stubs.generation.Complete, request, timeout=timeout))
+
+    def add_request(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Accepted:
+        """Add a request that lives on by itself; `result` reads it, now or later, and `cancel` lets it go.
+
+        >>> with Client(target) as client:
+        ...     added = client.add_request("abc", max_new_tokens=3, request_id="mine")
+        ...     events = list(client.result(added.request_id))
+        >>> [type(e.event).__name__ for e in events]
+        ['Accepted', 'Delta', 'Delta', 'Delta', 'Finished']
+        """
+        request = generation_service_pb2.AddRequestRequest(request=_requests.generation_request(prompt, options))
+        return _convert.accepted(_call(self._stubs.generation.AddRequest, request, timeout=timeout).accepted)
+
+    def add_requests(
+        self, requests: Sequence[tuple[Prompt, GenerateOptions]], *, timeout: float | None = None
+    ) -> list[Accepted]:
+        """Add a batch of requests, all or none. Field paths in errors start with `requests[i]`.
+
+        >>> with Client(target) as client:
+        ...     batch = client.add_requests([("a", {"max_new_tokens": 1}), ([7], {"request_id": "second"})])
+        >>> batch[1].request_id
+        'second'
+        """
+        message = generation_service_pb2.AddRequestsRequest(
+            requests=[_requests.generation_request(prompt, options) for prompt, options in requests]
+        )
+        reply = _call(self._stubs.generation.AddRequests, message, timeout=timeout)
+        return [_convert.accepted(accepted) for accepted in reply.accepted]
+
+    def result(
+        self,
+        request_id: str | None = None,
+        *,
+        session: str | None = None,
+        from_index: int = 0,
+        timeout: float | None = None,
+    ) -> EventStream[ResultEvent]:
+        """Stream the events of one added request, or of all requests of a session.
+
+        The stream of one request ends with it. That of a session stays open until you close it, and tells a request's
+        error as `Failed`. `from_index` is the first output token to send, to go on after a broken connection.
+
+        >>> with Client(target) as client:
+        ...     added = client.add_request("abc", max_new_tokens=3)
+        ...     events = list(client.result(added.request_id, from_index=2))
+        >>> [e.event.index for e in events if isinstance(e.event, Delta)]
+        [2]
+        """
+        request = _requests.result_request(request_id=request_id, session=session, from_index=from_index)
+        return EventStream(self._stubs.generation.Result(request, timeout=timeout), _convert.result_event)
+
+    def cancel(
+        self, *request_ids: str, session: str | None = None, timeout: float | None = None
+    ) -> dict[str, CancelStatus]:
+        """Cancel requests by id, or all of a session; let finished ones go. Returns what became of each.
+
+        >>> with Client(target) as client:
+        ...     client.cancel("nobody")
+        {'nobody': <CancelStatus.NOT_FOUND: 3>}
+        """
+        request = _requests.cancel_request(request_ids=request_ids, session=session)
+        return _convert.outcomes(_call(self._stubs.generation.Cancel, request, timeout=timeout))
+
+    def tokenize(self, text: str, *, add_special_tokens: bool | None = None, timeout: float | None = None) -> Tokens:
+        """Turn text into token ids, as a plain prompt is tokenised.
+
+        >>> with Client(target) as client:
+        ...     client.tokenize("Hi").token_ids
+        (72, 105)
+        """
+        request = text_service_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        return _convert.tokens(_call(self._stubs.text.Tokenize, request, timeout=timeout))
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout: float | None = None
+    ) -> str:
+        """Turn token ids into text.
+
+        >>> with Client(target) as client:
+        ...     client.detokenize([72, 105])
+        'Hi'
+        """
+        request = text_service_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = _call(self._stubs.text.Detokenize, request, timeout=timeout).text
+        return text
+
+    def get_model(self, *, timeout: float | None = None) -> ModelInfo:
+        """The model that is served.
+
+        >>> with Client(target) as client:
+        ...     client.get_model().eos_token_ids
+        (256,)
+        """
+        return _convert.model_info(
+            _call(self._stubs.info.GetModel, info_service_pb2.GetModelRequest(), timeout=timeout)
+        )
+
+    def get_server(self, *, timeout: float | None = None) -> ServerInfo:
+        """The server: version, state, worker, settings, statistics.
+
+        >>> with Client(target) as client:
+        ...     client.get_server().state.name
+        'SERVING'
+        """
+        request = info_service_pb2.GetServerRequest()
+        return _convert.server_info(_call(self._stubs.info.GetServer, request, timeout=timeout))
+
+    def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
+        """What the standard health service says of `service`, or of the server as a whole.
+
+        >>> with Client(target) as client:
+        ...     client.health().name
+        'SERVING'
+        """
+        reply = _call(self._stubs.health_check, wrappers_pb2.StringValue(value=service), timeout=timeout)
+        return HealthStatus(reply.value)
+
+
+class AdminClient:
+    """A blocking connection to a service's admin address (its `--admin-listen`).
+
+    >>> with AdminClient(target) as admin:
+    ...     admin.flush_prefix_cache()
+    0
+    """
+
+    def __init__(self, target: str | None = None) -> None:
+        self.target = _channel.resolve_target(target)
+        self._channel = grpc.insecure_channel(self.target, options=_channel.channel_options(self.target))
+        self._stubs = Stubs(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def flush_prefix_cache(self, *, timeout: float | None = None) -> int:
+        """Forget the pages of the prefix cache that no request uses. Returns how many pages were forgotten."""
+        request = admin_service_pb2.FlushPrefixCacheRequest()
+        num_blocks: int = _call(self._stubs.admin.FlushPrefixCache, request, timeout=timeout).num_blocks
+        return num_blocks
+
+
+def _call(method: Any, request: Any, *, timeout: float | None) -> Any:
+    """Make a unary call. Raises ChairliftError."""
+    try:
+        return method(request, timeout=timeout)
+    except grpc.RpcError as error:
+        raise _errors.from_rpc_error(error) from None

@@ -1,0 +1,145 @@
+"""What the fake server holds: its requests, and how far each has come."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+from chairlift.v1 import event_pb2, generation_service_pb2, request_pb2
+
+from chairlift_client.testing import _model
+from chairlift_client.testing._model import FakeRequest
+from chairlift_client.testing._refusals import Refusal
+
+_TICK = 0.02  # seconds between looks at the clock while a stream waits
+
+
+class FakeEngine:
+    """Requests by id. A token of each request comes out every `token_delay` seconds, `tokens_allowed` at most."""
+
+    def __init__(self, *, token_delay: float) -> None:
+        self.token_delay = token_delay
+        self.tokens_allowed: int | None = None
+        self.requests: dict[str, FakeRequest] = {}
+        self.changed = threading.Condition()
+        self.break_count = 0
+        self._names = itertools.count()
+
+    def add(self, messages: list[request_pb2.GenerationRequest], *, prefix: str = "request") -> list[FakeRequest]:
+        """Add all of them or, raising Refusal, none."""
+        with self.changed:
+            made: dict[str, FakeRequest] = {}
+            for i, message in enumerate(messages):
+                path = prefix if len(messages) == 1 and prefix == "request" else f"{prefix}[{i}]"
+                request = self._make(message, path)
+                known = made.get(request.request_id) or self.requests.get(request.request_id)
+                if known and not (self.ended(known)):
+                    raise Refusal(grpc.StatusCode.ALREADY_EXISTS, "the id is taken", reason="DUPLICATE_REQUEST_ID")
+                made[request.request_id] = request
+            self.requests.update(made)
+            self.changed.notify_all()
+            return list(made.values())
+
+    def num_out(self, request: FakeRequest) -> int:
+        """How many tokens of the request are out by now. Call it with `changed` held."""
+        out = len(request.output)
+        if self.tokens_allowed is not None and not request.cancelled:
+            out = min(out, self.tokens_allowed)
+        if self.token_delay and not request.cancelled:
+            out = min(out, int((time.monotonic() - request.started) / self.token_delay))
+        return out
+
+    def ended(self, request: FakeRequest) -> bool:
+        """Whether the request is over. Call it with `changed` held."""
+        return request.failure is not None or self.num_out(request) == len(request.output)
+
+    def cancel(self, request_id: str) -> generation_service_pb2.CancelOutcome:
+        """End a live request where it is; forget one that is over."""
+        with self.changed:
+            request = self.requests.get(request_id)
+            if request is None:
+                status = generation_service_pb2.CANCEL_STATUS_NOT_FOUND
+            elif self.ended(request):
+                status = generation_service_pb2.CANCEL_STATUS_ALREADY_FINISHED
+                del self.requests[request_id]
+            else:
+                status = generation_service_pb2.CANCEL_STATUS_CANCELLED
+                del request.output[self.num_out(request) :]
+                request.cancelled = True
+            self.changed.notify_all()
+            return generation_service_pb2.CancelOutcome(request_id=request_id, status=status)
+
+    def follow(self, request: FakeRequest, from_index: int, context: grpc.ServicerContext) -> Iterator[object]:
+        """Events of one request: `accepted`, a delta a token, the ending. Raises Refusal for a failure."""
+        breaks = self.break_count
+        yield request.accepted()
+        cursor = from_index
+        while context.is_active():
+            with self.changed:
+                if self.num_out(request) == cursor and not self.ended(request):
+                    self.changed.wait(_TICK)
+                out, ended = self.num_out(request), self.ended(request)
+            if breaks != self.break_count:
+                raise Refusal(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+            for index in range(cursor, out):
+                yield request.delta(index, index + 1)
+            cursor = max(cursor, out)
+            if ended:
+                yield request.failure or request.finished()
+                return
+
+    def follow_session(
+        self, session: str, context: grpc.ServicerContext
+    ) -> Iterator[generation_service_pb2.ResultResponse]:
+        """Events of all requests of a session, from the first of each, until the caller leaves."""
+        breaks = self.break_count
+        cursors: dict[int, int] = {}  # by identity: an id may come back as another request
+        over: set[int] = set()
+        while context.is_active():
+            with self.changed:
+                found = [r for r in self.requests.values() if r.message.session == session and id(r) not in over]
+                news = [(r, self.num_out(r), self.ended(r)) for r in found]
+                if all(cursors.get(id(r)) == out and not ended for r, out, ended in news):
+                    self.changed.wait(_TICK)
+            if breaks != self.break_count:
+                raise Refusal(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+            for request, out, ended in news:
+                reply = generation_service_pb2.ResultResponse
+                if id(request) not in cursors:
+                    cursors[id(request)] = 0
+                    yield reply(request_id=request.request_id, accepted=request.accepted())
+                for index in range(cursors[id(request)], out):
+                    yield reply(request_id=request.request_id, delta=request.delta(index, index + 1))
+                cursors[id(request)] = out
+                if ended:
+                    over.add(id(request))
+                    yield reply(
+                        request_id=request.request_id,
+                        finished=None if request.failure else request.finished(),
+                        failed=request.failure,
+                    )
+
+    def _make(self, message: request_pb2.GenerationRequest, path: str) -> FakeRequest:
+        prompt = _model.encode(message.text) if message.WhichOneof("input") == "text" else list(message.token_ids.ids)
+        if not prompt:
+            raise Refusal.field(f"{path}.token_ids", "the prompt is empty", reason="EMPTY_PROMPT")
+        for i, token_id in enumerate(prompt):
+            if not 0 <= token_id < _model.VOCAB_SIZE:
+                raise Refusal.field(f"{path}.token_ids.ids[{i}]", f"no token {token_id}", reason="UNKNOWN_TOKEN_ID")
+        asked = message.max_new_tokens if message.HasField("max_new_tokens") else _model.DEFAULT_MAX_NEW_TOKENS
+        if asked < 1:
+            raise Refusal.field(f"{path}.max_new_tokens", "must be at least 1", reason="VALUE_OUT_OF_RANGE")
+        if message.sampling.HasField("top_p") and not 0 < message.sampling.top_p <= 1:
+            raise Refusal.field(f"{path}.sampling.top_p", "must be in (0, 1]", reason="VALUE_OUT_OF_RANGE")
+        fits = _model.CONTEXT_LEN - len(prompt)
+        return FakeRequest(
+            request_id=message.request_id or f"fake-{next(self._names)}",
+            message=message,
+            prompt=prompt,
+            max_new_tokens=min(asked, fits),
+            lowered_by=event_pb2.LENGTH_LIMIT_CONTEXT if asked > fits else event_pb2.LENGTH_LIMIT_UNSPECIFIED,
+            started=time.monotonic(),
+        )

@@ -1,0 +1,98 @@
+"""The model of the fake server: its tokens are bytes, and it repeats the prompt over and over."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass, field
+from typing import Final
+
+from chairlift.v1 import event_pb2, request_pb2
+
+EOS_TOKEN_ID: Final = 256
+VOCAB_SIZE: Final = 257
+CONTEXT_LEN: Final = 4096
+DEFAULT_MAX_NEW_TOKENS: Final = 16
+
+
+def encode(text: str) -> list[int]:
+    """The UTF-8 bytes of a text."""
+    return list(text.encode())
+
+
+def decode(token_ids: list[int]) -> str:
+    """The text of bytes; EOS has none."""
+    return bytes(i for i in token_ids if i != EOS_TOKEN_ID).decode(errors="replace")
+
+
+def logprob(index: int) -> float:
+    """Log-probability of output token `index`: 0, -1/8, ... -7/8, and again."""
+    return -(index % 8) / 8
+
+
+@dataclass(kw_only=True)
+class FakeRequest:
+    """A request and its whole answer, which is known from the start; how much of it is out is the engine's matter."""
+
+    request_id: str
+    message: request_pb2.GenerationRequest
+    prompt: list[int]
+    max_new_tokens: int
+    lowered_by: event_pb2.LengthLimit
+    started: float
+    output: list[int] = field(init=False)
+    pieces: list[str] = field(init=False)
+    cancelled: bool = False
+    failure: event_pb2.Failed | None = None
+
+    def __post_init__(self) -> None:
+        stop = self.message.stop
+        stops = set(stop.token_ids) | (set() if stop.ignore_eos else {EOS_TOKEN_ID})
+        self.output = []
+        while len(self.output) < self.max_new_tokens and not (self.output and self.output[-1] in stops):
+            self.output.append(self.prompt[len(self.output) % len(self.prompt)])
+        self.stopped = self.output[-1] in stops
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.pieces = [decoder.decode(bytes([i])) if i != EOS_TOKEN_ID else "" for i in self.output]
+        self.pieces[-1] += decoder.decode(b"", final=True)
+
+    def accepted(self) -> event_pb2.Accepted:
+        """The request's first event."""
+        return event_pb2.Accepted(
+            request_id=self.request_id,
+            prompt_tokens=len(self.prompt),
+            cached_tokens=0,
+            max_new_tokens=self.max_new_tokens,
+            lowered_by=self.lowered_by,
+            seed=self.message.seed,
+            sampling=self.message.sampling,
+            state=event_pb2.REQUEST_STATE_WAITING,
+        )
+
+    def delta(self, start: int, end: int) -> event_pb2.Delta:
+        """Output tokens start to end, in the forms asked."""
+        asked = self.message.output
+        delta = event_pb2.Delta(index=start, num_tokens=end - start, state=event_pb2.REQUEST_STATE_DECODING)
+        if asked.text or not asked.HasField("text"):
+            delta.text = "".join(self.pieces[start:end])
+        if asked.token_ids or not asked.HasField("token_ids"):
+            delta.token_ids.extend(self.output[start:end])
+        if self.message.logprobs.top_n:
+            for index in range(start, end):
+                chosen = event_pb2.TokenLogprob(token_id=self.output[index], logprob=logprob(index))
+                delta.logprobs.add(chosen=chosen.logprob, top=[chosen])
+        return delta
+
+    def finished(self) -> event_pb2.Finished:
+        """The request's last event."""
+        finished = event_pb2.Finished(
+            usage=event_pb2.Usage(prompt_tokens=len(self.prompt), generated_tokens=len(self.output))
+        )
+        if self.cancelled:
+            finished.reason = event_pb2.FINISH_REASON_CANCELLED
+        elif self.stopped:
+            finished.reason = event_pb2.FINISH_REASON_STOP
+            finished.stop.token_id = self.output[-1]
+        else:
+            finished.reason = event_pb2.FINISH_REASON_LENGTH
+            finished.limit = self.lowered_by or event_pb2.LENGTH_LIMIT_MAX_NEW_TOKENS
+        return finished

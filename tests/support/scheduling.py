@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, EndingMsg, SamplingMsg, StartedMsg
+from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, EndingMsg, SamplingMsg, StartedMsg, StepMsg
 from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.plan import StepPlan
 from chairlift_worker.request import Request
@@ -94,9 +94,10 @@ class Bench:
         assert self.scheduler.plan(self.now) is None
 
     def _collect(self) -> None:
-        message = self.roster.outbox.take(len(self.plans))
-        if message is None:
-            return
+        for message in self.roster.outbox.take(len(self.plans)):
+            self._take(message)
+
+    def _take(self, message: StepMsg) -> None:
         uids, tokens = array("Q"), array("i")
         uids.frombytes(message.uids)
         tokens.frombytes(message.token_ids)

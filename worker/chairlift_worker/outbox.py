@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
+from typing import Final
 
 from chairlift_worker.ipc.messages import EndingMsg, EndingReason, StartedMsg, StepMsg
 from chairlift_worker.request import Request
+
+# Endings in one message: about 100 KB.
+MAX_ENDINGS: Final = 1000
 
 
 class Outbox:
@@ -52,17 +56,27 @@ class Outbox:
             )
         )
 
-    def take(self, step: int) -> StepMsg | None:
-        """Everything collected, which is forgotten here; None if there is nothing."""
+    def take(self, step: int) -> list[StepMsg]:
+        """Everything collected, which is forgotten here; no message if there is nothing.
+
+        Tokens and starts fit one record, for they are bounded by the rows of a step. Endings are not: any number of
+        waiting requests may be cancelled at once, so many of them take several messages.
+        """
         if not (self._uids or self._started or self._endings):
-            return None
-        message = StepMsg(
-            step=step,
-            uids=self._uids.tobytes(),
-            token_ids=self._token_ids.tobytes(),
-            logprobs=self._logprobs.tobytes() if self._any_logprob else b"",
-            started=tuple(self._started),
-            endings=tuple(self._endings),
-        )
+            return []
+        first, rest = self._endings[:MAX_ENDINGS], self._endings[MAX_ENDINGS:]
+        messages = [
+            StepMsg(
+                step=step,
+                uids=self._uids.tobytes(),
+                token_ids=self._token_ids.tobytes(),
+                logprobs=self._logprobs.tobytes() if self._any_logprob else b"",
+                started=tuple(self._started),
+                endings=tuple(first),
+            )
+        ]
+        for start in range(0, len(rest), MAX_ENDINGS):
+            endings = tuple(rest[start : start + MAX_ENDINGS])
+            messages.append(StepMsg(step=step, uids=b"", token_ids=b"", logprobs=b"", started=(), endings=endings))
         self._clear()
-        return message
+        return messages

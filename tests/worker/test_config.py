@@ -1,0 +1,101 @@
+"""How open settings are resolved."""
+
+from typing import Any
+
+import pytest
+from chairlift_worker.config import ModelFacts, SettingError, WorkerConfig, resolve
+from chairlift_worker.host import FreeMemory
+from chairlift_worker.ipc.settings import WorkerSettings
+
+GIB = 1 << 30
+
+
+def resolved(
+    *, free: int = 16 * GIB, cores: int = 2, model: dict[str, Any] | None = None, **settings: Any
+) -> WorkerConfig:
+    facts: dict[str, Any] = {
+        "context_len": 8192,
+        "slot_bytes": 46_080,
+        "token_bytes": 40_000,
+        "logits_bytes": 400_000,
+        "has_sliding_layers": False,
+        "dtype": "float32",
+        "dtype_reason": "test",
+    }
+    return resolve(
+        WorkerSettings(model="m", **settings),
+        model=ModelFacts(**{**facts, **(model or {})}),
+        memory=FreeMemory(free, "free in this test"),
+        cores=cores,
+    )
+
+
+def reason(config: WorkerConfig, name: str) -> str:
+    (entry,) = [entry for entry in config.settings if entry.name == name]
+    return entry.reason
+
+
+def test_on_a_large_machine_the_cache_takes_4_gib_unasked() -> None:
+    config = resolved(free=100 * GIB)
+    page_bytes = config.page_size * 46_080
+    assert 4 * GIB - page_bytes < config.num_blocks * page_bytes <= 4 * GIB
+
+
+def test_the_cache_takes_its_share_of_free_memory_after_the_buffers_are_paid_for() -> None:
+    config = resolved(free=3 * GIB)
+    buffers = 512 * 40_000 + 512 * 400_000
+    page_bytes = 16 * 46_080
+    assert config.num_blocks == (int(3 * GIB * 0.8) - buffers) // page_bytes
+
+
+def test_a_share_that_was_set_is_not_capped() -> None:
+    config = resolved(free=100 * GIB, max_memory_percent=0.5)
+    assert config.num_blocks * 16 * 46_080 > 40 * GIB
+
+
+def test_the_automatic_batch_is_never_under_256_tokens_but_one_set_by_hand_may_be() -> None:
+    poor = {"token_bytes": 4 << 20, "logits_bytes": 1}
+    assert resolved(free=2 * GIB, num_blocks=10, model=poor).max_batch_tokens == 256
+    assert resolved(free=2 * GIB, max_batch_tokens=7).max_batch_tokens == 7
+
+
+def test_requests_per_batch_are_clamped_to_tokens_and_pages() -> None:
+    assert resolved(max_batch_tokens=8, num_blocks=100).max_requests_per_batch == 8
+    assert resolved(max_batch_tokens=4096, num_blocks=10).max_requests_per_batch == 10
+    assert resolved(max_batch_tokens=4096, num_blocks=5000).max_requests_per_batch == 1024
+    config = resolved(max_batch_tokens=64, num_blocks=5000, max_requests_per_batch=100)
+    assert config.max_requests_per_batch == 64
+    assert "100 lowered" in reason(config, "max_requests_per_batch")
+
+
+def test_the_safety_margin_depends_on_the_scheduler_unless_set() -> None:
+    assert resolved().safety_margin == 0.15
+    assert resolved(scheduler_type="prefill_first").safety_margin == 0.0
+    assert resolved(safety_margin=0.0).safety_margin == 0.0
+
+
+def test_sharing_is_off_for_sliding_layers_and_the_reason_is_said() -> None:
+    config = resolved(model={"has_sliding_layers": True})
+    assert config.allow_block_sharing is False
+    assert "sliding" in reason(config, "allow_block_sharing")
+    assert resolved().allow_block_sharing is True
+
+
+def test_a_cache_that_cannot_be_had_is_an_error_that_names_setting_and_value() -> None:
+    with pytest.raises(SettingError, match="num_blocks = 1000000: "):
+        resolved(free=GIB, num_blocks=1_000_000)
+    with pytest.raises(SettingError, match=r"max_memory_percent = 0.8: .* not one page"):
+        resolved(free=1000)
+
+
+def test_the_capacity_is_what_the_pages_hold() -> None:
+    assert resolved(num_blocks=7, page_size=32).cache_len == 224
+
+
+def test_every_setting_is_listed_once_with_a_reason() -> None:
+    config = resolved()
+    names = [entry.name for entry in config.settings]
+    assert len(set(names)) == len(names)
+    assert all(entry.reason for entry in config.settings)
+    missing = set(WorkerSettings.__struct_fields__) - set(names) - {"max_context", "fault_injection"}
+    assert not missing

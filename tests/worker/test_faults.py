@@ -1,0 +1,26 @@
+import pytest
+from chairlift_worker.faults import Faults, InjectedFaultError
+
+
+def test_no_text_makes_no_faults() -> None:
+    faults = Faults("")
+    faults.before_forward(1)
+    faults.before_sampling(1)
+
+
+def test_each_fault_happens_where_it_was_asked_for_and_nowhere_else() -> None:
+    faults = Faults("forward:3,memory:4,sample:7")
+    faults.before_forward(2)
+    with pytest.raises(InjectedFaultError, match="forward:3"):
+        faults.before_forward(3)
+    with pytest.raises(MemoryError):
+        faults.before_forward(4)
+    faults.before_sampling(3)
+    with pytest.raises(InjectedFaultError, match="sample:7"):
+        faults.before_sampling(7)
+
+
+@pytest.mark.parametrize("text", ["forward", "forward:x", "explode:1", "forward:1;sample:2"])
+def test_a_fault_that_does_not_exist_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="fault_injection = "):
+        Faults(text)

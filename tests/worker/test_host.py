@@ -1,0 +1,47 @@
+"""What is read of the machine."""
+
+from pathlib import Path
+
+import pytest
+from chairlift_worker.host import free_memory, num_cores
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 2000 kB\nMemAvailable:    1000 kB\n")
+    (tmp_path / "sys/fs/cgroup/memory").mkdir(parents=True)
+    return tmp_path
+
+
+def test_without_a_control_group_it_is_what_the_machine_has(machine: Path) -> None:
+    assert free_memory(root=machine).num_bytes == 1000 * 1024
+
+
+@pytest.mark.parametrize(
+    ("limit", "used"),
+    [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")],
+)
+def test_a_control_group_bounds_it(machine: Path, limit: str, used: str) -> None:
+    (machine / "sys/fs/cgroup" / limit).write_text("500000\n")
+    (machine / "sys/fs/cgroup" / used).write_text("200000\n")
+    memory = free_memory(root=machine)
+    assert memory.num_bytes == 300_000
+    assert "cgroup" in memory.reason
+
+
+def test_a_group_without_limit_bounds_nothing(machine: Path) -> None:
+    (machine / "sys/fs/cgroup/memory.max").write_text("max\n")
+    (machine / "sys/fs/cgroup/memory.current").write_text("200000\n")
+    assert free_memory(root=machine).num_bytes == 1000 * 1024
+
+
+def test_a_group_over_its_limit_leaves_nothing(machine: Path) -> None:
+    (machine / "sys/fs/cgroup/memory.max").write_text("100\n")
+    (machine / "sys/fs/cgroup/memory.current").write_text("200\n")
+    assert free_memory(root=machine).num_bytes == 0
+
+
+def test_this_machine_can_be_read() -> None:
+    assert free_memory().num_bytes > 0
+    assert num_cores() >= 1

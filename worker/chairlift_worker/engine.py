@@ -1,0 +1,133 @@
+"""The step loop: receive, plan, execute, apply, emit. The lift that never stops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from chairlift_worker.ipc.channel import WorkerChannel
+from chairlift_worker.ipc.messages import (
+    AddRequestMsg,
+    CancelMsg,
+    FlushedMsg,
+    FlushPrefixCacheMsg,
+    RequestMsg,
+    ShutdownMsg,
+    WorkerMsg,
+    decode_request,
+    encode,
+)
+from chairlift_worker.ipc.status import Phase
+from chairlift_worker.plan import StepPlan, StepResult
+from chairlift_worker.request import Request
+from chairlift_worker.roster import Roster
+from chairlift_worker.scheduler import Scheduler
+
+# How long the idle loop sleeps at most: the heartbeat of a worker that has nothing to do.
+IDLE_WAIT_S: Final = 0.25
+
+
+class Executor(Protocol):
+    """Runs a plan: forward pass and sampling."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """The plan's result. An exception means that the worker cannot go on."""
+        ...
+
+
+class Engine:
+    """Owns the loop of one worker. Single-threaded: everything here happens between two steps, or is the step."""
+
+    def __init__(
+        self,
+        *,
+        channel: WorkerChannel,
+        roster: Roster,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._channel = channel
+        self._roster = roster
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._steps = 0
+        self._stopping = False
+        self._books_checked = True
+
+    def run(self) -> None:
+        """Steps until it is told to shut down. Raises ServiceGoneError when nobody is left to work for."""
+        self._show(Phase.IDLE, planned_tokens=0)
+        while not self._stopping:
+            if not self.turn():
+                self._rest()
+
+    def turn(self) -> bool:
+        """Takes what came in and runs one step; False if there was none to run."""
+        self._receive()
+        self._roster.expire(self._clock())
+        plan = self._scheduler.plan(self._clock())
+        if plan is None:
+            self._emit()  # endings of requests that were cancelled or expired
+            return False
+        self._steps = plan.step
+        self._show(Phase.RUNNING, planned_tokens=plan.num_tokens)
+        result = self._executor.execute(plan)
+        self._scheduler.apply(plan, result, self._clock())
+        self._emit()
+        self._books_checked = False
+        return True
+
+    def _receive(self) -> None:
+        """Takes in every message that is there."""
+        while (record := self._channel.requests.receive()) is not None:
+            self._handle(decode_request(record))
+
+    def _handle(self, message: RequestMsg) -> None:
+        match message:
+            case AddRequestMsg():
+                self._roster.add(Request(message))
+            case CancelMsg():
+                self._roster.cancel(message.uid, self._clock())
+            case FlushPrefixCacheMsg():
+                self._send(FlushedMsg(op=message.op, num_pages=self._roster.memory.flush()))
+            case ShutdownMsg():
+                self._stopping = True
+
+    def _emit(self) -> None:
+        """Tells the service what happened since the last time, in one message where the ring takes it."""
+        for message in self._roster.outbox.take(self._steps):
+            self._send(message)
+
+    def _send(self, message: WorkerMsg) -> None:
+        self._channel.send_result(encode(message), heartbeat=self._channel.status.beat)
+
+    def _rest(self) -> None:
+        """Sleeps until something comes in or expires. Checks all books once, in the first quiet moment."""
+        self._show(Phase.IDLE, planned_tokens=0)
+        if self._stopping or self._channel.wait_for_request(IDLE_WAIT_S) or self._books_checked:
+            return
+        self._roster.check()
+        self._books_checked = True
+
+    def _show(self, phase: Phase, *, planned_tokens: int) -> None:
+        """Writes the status page: the heartbeat that says the loop is alive, and the figures."""
+        pool, counters = self._roster.memory.pool, self._roster.counters
+        self._channel.status.set(
+            phase=phase,
+            step=self._steps,
+            steps=self._steps,
+            planned_tokens=planned_tokens,
+            requests_waiting=len(self._roster.waiting),
+            requests_running=len(self._roster.active),
+            blocks_total=pool.num_pages,
+            blocks_free=pool.num_free,
+            blocks_cached=pool.num_kept,
+            generated_tokens=counters.generated_tokens,
+            computed_tokens=counters.computed_tokens,
+            prompt_tokens=counters.prompt_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
+            preemptions_recompute=counters.preemptions_recompute,
+        )

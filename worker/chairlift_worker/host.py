@@ -1,0 +1,58 @@
+"""What this machine lets this process have."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_NO_LIMIT: Final = 1 << 60  # cgroup v1 writes a number of about this size where there is no limit
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Memory that this process can still take, and what bounds it."""
+
+    num_bytes: int
+    reason: str
+
+
+def free_memory(*, root: Path = Path("/")) -> FreeMemory:
+    """The smaller of what the machine has available and what the control group leaves.
+
+    `root` is there for tests. Sources: proc(5) MemAvailable; cgroups(7), versions 2 and 1.
+    """
+    machine = FreeMemory(_available_bytes(root / "proc/meminfo"), "available on this machine")
+    bounds = [machine]
+    for limit, used, version in (
+        ("memory.max", "memory.current", 2),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", 1),
+    ):
+        base = root / _CGROUP.relative_to("/")
+        most, now = _number(base / limit), _number(base / used)
+        if most is not None and now is not None and most < _NO_LIMIT:
+            bounds.append(FreeMemory(max(0, most - now), f"left of the cgroup (v{version}) limit of {most} bytes"))
+    return min(bounds, key=lambda bound: bound.num_bytes)
+
+
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def _available_bytes(meminfo: Path) -> int:
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{meminfo} names no MemAvailable")
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None where there is no file, or it says `max`."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.text.decoder import byte_level_bytes, decoder_traits
 
 LONG_TEXT_BYTES: Final = 4096  # longer ones are tokenised off the event loop
 NUM_THREADS: Final = 2
@@ -28,7 +29,10 @@ class Tokenizer:
     """Text to ids and back. Its methods may be called from several threads; nothing mutates it after loading."""
 
     def __init__(self, *, backend: tokenizers.Tokenizer) -> None:
-        """`backend` becomes this object's own: truncation and padding are turned off."""
+        """`backend` becomes this object's own: truncation and padding are turned off.
+
+        Raises ValueError for a decoder whose text cannot be streamed.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -38,6 +42,8 @@ class Tokenizer:
         longest = max((len(token.encode()) for token in vocabulary), default=1)
         # A normalizer may shorten a text before it is cut into tokens (composition of accents, runs of spaces).
         self._most_bytes_per_token = longest * (1 if backend.normalizer is None else 4)
+        self.traits: Final = decoder_traits(_decoder(backend))
+        self._bytes: dict[int, bytes] = {}  # by id, of those asked for; at most as many as there are tokens
         self._pool = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="tokenizer")
         self._num_waiting = 0
 
@@ -56,12 +62,6 @@ class Tokenizer:
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 raise ValueError(f"cannot read {config_path}: {error!r}") from error
         return cls(backend=backend)
-
-    @property
-    def decoder(self) -> Mapping[str, Any] | None:
-        """The decoder's description, as in tokenizer.json; None where tokens are joined by spaces."""
-        decoder: Mapping[str, Any] | None = json.loads(self._backend.to_str()).get("decoder")
-        return decoder
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Takes time in proportion to its length: see `encode_async`."""
@@ -95,6 +95,16 @@ class Tokenizer:
         """Spellings of tokens in the vocabulary; empty for an id without a token."""
         return [self._backend.id_to_token(token_id) or "" for token_id in ids]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token, if the decoder is byte-level; none for an id without a token."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            token = self._backend.id_to_token(token_id)
+            if token is None:
+                return b""
+            found = self._bytes[token_id] = byte_level_bytes(token)
+        return found
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a control token, which `skip_special_tokens` leaves out of the text."""
         return token_id in self._special_ids
@@ -106,6 +116,14 @@ class Tokenizer:
     def close(self) -> None:
         """Ends the threads; texts that wait are given up."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _decoder(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
+    """The decoder as tokenizer.json describes it; None where tokens are joined by spaces."""
+    if backend.decoder is None:
+        return None
+    described: Mapping[str, Any] = json.loads(backend.decoder.__getstate__())
+    return described
 
 
 def _apply(config: Mapping[str, Any], backend: tokenizers.Tokenizer) -> None:

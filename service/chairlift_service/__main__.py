@@ -1,0 +1,48 @@
+"""`chairlift-serve`: reads the settings, serves, and says in one line on standard error why it could not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read on import: what gRPC's core logs is neither JSON nor one line
+
+import structlog
+
+from chairlift_service.app import ServiceFailedError, run
+from chairlift_service.config import ConfigError, load
+from chairlift_service.listeners import ListenError
+from chairlift_service.logging_setup import setup_logging
+from chairlift_service.supervisor import WorkerStartError
+
+EXIT_FAILED = 1
+EXIT_WRONG_USE = 2
+
+
+def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] | None = None) -> int:
+    """The program; returns its exit code. `worker_command` replaces the worker's program, for tests."""
+    try:
+        configuration = load(sys.argv[1:] if argv is None else argv, os.environ)
+    except ConfigError as error:
+        return _fail(str(error), EXIT_WRONG_USE)
+    if configuration.print_config:
+        print(configuration)  # noqa: T201 - what was asked for
+        return 0
+    setup_logging(level=configuration.service.log_level, log_format=configuration.service.log_format)
+    for warning in configuration.warnings:
+        structlog.get_logger(__name__).warning(warning)
+    try:
+        return asyncio.run(run(configuration, worker_command=worker_command))
+    except (ListenError, WorkerStartError, ServiceFailedError, OSError) as error:
+        return _fail(str(error), EXIT_FAILED)
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"chairlift-serve: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the one line
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""One run of the service, from binding the addresses to reaping the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import json
+import signal
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+import structlog
+from chairlift_worker.ipc.channel import ServiceChannel
+from chairlift_worker.ipc.messages import ReadyMsg
+
+from chairlift_service.addresses import Address
+from chairlift_service.config import Configuration
+from chairlift_service.core import Core
+from chairlift_service.defaults import ignored_entries, request_defaults
+from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.lifecycle import ServedModel
+from chairlift_service.listeners import Listeners
+from chairlift_service.servers import admin_server, main_server
+from chairlift_service.supervisor import WorkerStartError, worker_argv
+from chairlift_service.text.tokenizer import Tokenizer
+
+SWEEP_PERIOD_S: Final = 1.0
+"""How often results that are too old are looked for; asking for one by id looks at once."""
+
+DRAIN_LOOK_S: Final = 0.02
+"""How often a draining service looks whether it is done."""
+
+STATUS_GRACE_S: Final = 2.0
+"""How long calls that were ended get to take their status, and what they still have to read."""
+
+WORKER_PATIENCE_S: Final = 5.0
+"""How long a worker that was asked to end may take for its last step."""
+
+_T = TypeVar("_T")
+
+_log = structlog.get_logger(__name__)
+
+
+class ServiceFailedError(Exception):
+    """The service had to end. The text is one line."""
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for a drain, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catches them until the end of the block."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+class _End(enum.Enum):
+    """How a run ended."""
+
+    DRAINED = 0
+    CUT = 1  # by a second signal
+
+
+async def run(configuration: Configuration, *, worker_command: Sequence[str] | None = None) -> int:
+    """Serves until a signal comes. Returns the exit code: 0 after a drain, 1 where a second signal cut it short.
+
+    Raises ListenError, WorkerStartError, ServiceFailedError, each one line; all is cleaned up by then.
+    `worker_command` replaces the worker's program, for tests. Must run in the main thread.
+    """
+    signals = _Signals()
+    channel = ServiceChannel.create()
+    with contextlib.ExitStack() as resources:
+        resources.callback(channel.close)
+        resources.enter_context(signals.caught())
+        argv = worker_argv(channel=channel, settings=configuration.worker, command=worker_command)
+        app = App(Core.create(configuration, channel=channel, worker_argv=argv), signals=signals)
+        try:
+            return (await app.run()).value
+        finally:
+            await app.close()
+
+
+class App:
+    """Runs what `Core` made.
+
+    ```
+    bind (health: NOT_SERVING) -> start worker -> SERVING, one line on standard output -> signal
+      -> NOT_SERVING, new requests refused, streams go on -> the rest UNAVAILABLE -> worker ended -> exit
+    ```
+    Addresses are served from before the model is loaded, so that health can be asked meanwhile; other calls get
+    UNAVAILABLE, NOT_READY until then.
+    """
+
+    def __init__(self, core: Core, *, signals: _Signals) -> None:
+        self._core = core
+        self._signals = signals
+        self._servers: list[grpc.aio.Server] = []
+        self._listeners = Listeners()
+        self._tokenizer: Tokenizer | None = None
+
+    async def run(self) -> _End:
+        """Serves until the end."""
+        addresses = await self._listen()
+        self._core.link.open(sink=self._core.dispatcher)
+        ready = await self._until_first_signal(self._core.supervisor.start())
+        if ready is None:
+            return _End.DRAINED
+        self._core.lifecycle.serve(self._served_model(ready))
+        name = self._core.configuration.worker.model
+        print(f"chairlift: serving {name} on {', '.join(map(str, addresses))}", flush=True)  # noqa: T201 - the one line
+        sweeper = asyncio.create_task(self._sweep(), name="sweep of kept results")
+        try:
+            await self._until_first_signal(self._fail_when_lost())
+            return await self._drain()
+        finally:
+            sweeper.cancel()
+
+    async def close(self) -> None:
+        """Ends calls, servers and worker, in this order, and takes away what they used. Safe after any failure."""
+        core = self._core
+        core.registry.fail_all(ServiceError(Reason.SHUTTING_DOWN, "the service ends"))
+        for health in (core.main_health, core.admin_health):
+            health.close()
+        cut = self._signals.second.is_set()
+        await asyncio.gather(*(server.stop(0 if cut else STATUS_GRACE_S) for server in self._servers))
+        await core.supervisor.stop(patience_s=0 if cut else WORKER_PATIENCE_S)
+        core.link.close()
+        self._listeners.remove_files()
+        if self._tokenizer is not None:
+            self._tokenizer.close()
+
+    async def _listen(self) -> list[Address]:
+        """Binds and starts the servers; returns the callers' addresses. Raises ListenError."""
+        configuration = self._core.configuration
+        max_bytes = configuration.service.max_message_bytes
+        server = main_server(self._core.main_servicers(), max_message_bytes=max_bytes)
+        self._servers.append(server)
+        addresses = [self._listeners.bind(server, address) for address in configuration.listen]
+        if configuration.admin_listen is not None:
+            admin = admin_server(self._core.admin_servicer(), self._core.admin_health, max_message_bytes=max_bytes)
+            self._servers.append(admin)
+            where = self._listeners.bind(admin, configuration.admin_listen)
+            _log.info("admin service", address=str(where))
+        for each in self._servers:
+            await each.start()
+        return addresses
+
+    def _served_model(self, ready: ReadyMsg) -> ServedModel:
+        """What is known of the model now. Raises WorkerStartError if the service cannot use what the worker tells."""
+        card, settings = ready.model, self._core.configuration
+        try:
+            self._tokenizer = Tokenizer.load(card.tokenizer_dir)
+            defaults = request_defaults(
+                card.generation_config,
+                model_defaults=settings.service.model_defaults,
+                logprobs=settings.worker.return_logprobs,
+            )
+        except ValueError as error:
+            raise WorkerStartError(" ".join(str(error).split())) from error
+        if settings.service.model_defaults and (ignored := ignored_entries(card.generation_config)):
+            _log.warning("generation_config.json has entries that are not honoured", entries=ignored)
+        return ServedModel(
+            card=card,
+            tokenizer=self._tokenizer,
+            defaults=defaults,
+            has_chat_template=_has_chat_template(Path(card.tokenizer_dir)),
+            prefix_sharing=settings.worker.allow_block_sharing,
+            settings=ready.settings,
+        )
+
+    async def _until_first_signal(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """What `work` returns, or raises; None if a signal comes first, with `work` cancelled and cleaned up."""
+        task = asyncio.create_task(work)
+        signal_task = asyncio.create_task(self._signals.first.wait())
+        try:
+            await asyncio.wait((task, signal_task), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, signal_task):
+                each.cancel()
+            await asyncio.gather(task, signal_task, return_exceptions=True)
+
+    async def _fail_when_lost(self) -> None:
+        """Waits for the loss of the worker; then every call ends, and so does the service."""
+        why = await asyncio.shield(self._core.supervisor.lost)
+        self._core.lifecycle.fail()
+        self._core.registry.fail_all(ServiceError(Reason.WORKER_LOST, "the worker is gone"))
+        raise ServiceFailedError(f"worker lost: {why}")
+
+    async def _drain(self) -> _End:
+        """Refuses what is new and lets what is there end, for a time."""
+        core = self._core
+        core.lifecycle.drain()
+        timeout_s = core.configuration.service.drain_timeout
+        _log.info("draining", live=core.registry.num_live, timeout_s=timeout_s)
+        watch = asyncio.create_task(self._fail_when_lost(), name="loss of the worker")
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while self._busy() and not self._signals.second.is_set() and not watch.done():
+                        await asyncio.wait((watch,), timeout=DRAIN_LOOK_S)
+            if watch.done():
+                await watch
+        finally:
+            watch.cancel()
+        return _End.CUT if self._signals.second.is_set() else _End.DRAINED
+
+    def _busy(self) -> bool:
+        """Whether a request is live, or one that is over is still being read."""
+        return self._core.registry.num_live > 0 or self._core.readers.num_of_requests > 0
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            self._core.registry.sweep()
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer's folder brings a chat template, in any of the places where transformers puts one."""
+    if (folder / "chat_template.jinja").is_file() or (folder / "additional_chat_templates").is_dir():
+        return True
+    with contextlib.suppress(OSError, ValueError):
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        return isinstance(config, dict) and bool(config.get("chat_template"))
+    return False

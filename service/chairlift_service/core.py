@@ -1,0 +1,92 @@
+"""The composition root of one worker's worth of service: every object, made once, in the order of dependence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from chairlift_worker.ipc.channel import ServiceChannel
+
+from chairlift_service.config import Configuration
+from chairlift_service.health import Health
+from chairlift_service.lifecycle import Lifecycle
+from chairlift_service.link import Link
+from chairlift_service.requests.admission import Admission
+from chairlift_service.requests.canceller import Canceller
+from chairlift_service.requests.dispatch import Dispatcher
+from chairlift_service.requests.intake import Intake
+from chairlift_service.requests.kept import KeptResults
+from chairlift_service.requests.readers import Readers
+from chairlift_service.requests.registry import Registry
+from chairlift_service.servers import ADMIN_SERVICES, MAIN_SERVICES, MainServicers
+from chairlift_service.servicers.admin import AdminServicer
+from chairlift_service.servicers.generation import GenerationServicer
+from chairlift_service.servicers.info import InfoServicer
+from chairlift_service.servicers.text import TextServicer
+from chairlift_service.supervisor import Supervisor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Core:
+    """The long-lived objects."""
+
+    configuration: Configuration
+    channel: ServiceChannel
+    link: Link
+    supervisor: Supervisor
+    lifecycle: Lifecycle
+    readers: Readers
+    registry: Registry
+    dispatcher: Dispatcher
+    intake: Intake
+    main_health: Health
+    admin_health: Health
+
+    @classmethod
+    def create(cls, configuration: Configuration, *, channel: ServiceChannel, worker_argv: Sequence[str]) -> Core:
+        """Makes them. Needs a running event loop; starts nothing."""
+        settings = configuration.service
+        main_health, admin_health = Health(services=MAIN_SERVICES), Health(services=ADMIN_SERVICES)
+        lifecycle = Lifecycle(healths=(main_health, admin_health))
+        link = Link(channel=channel)
+        readers = Readers()
+        admission = Admission(max_requests=settings.max_waiting_requests, max_tokens=settings.max_waiting_tokens)
+        kept = KeptResults(ttl_s=settings.result_ttl, max_bytes=settings.result_memory)
+        registry = Registry(admission=admission, kept=kept, readers=readers)
+        return cls(
+            configuration=configuration,
+            channel=channel,
+            link=link,
+            supervisor=Supervisor(channel=channel, link=link, argv=worker_argv, start_timeout_s=settings.start_timeout),
+            lifecycle=lifecycle,
+            readers=readers,
+            registry=registry,
+            dispatcher=Dispatcher(registry=registry, readers=readers, port=link),
+            intake=Intake(lifecycle=lifecycle, admission=admission, registry=registry, port=link),
+            main_health=main_health,
+            admin_health=admin_health,
+        )
+
+    def main_servicers(self) -> MainServicers:
+        """The services for callers."""
+        return MainServicers(
+            generation=GenerationServicer(
+                intake=self.intake,
+                registry=self.registry,
+                readers=self.readers,
+                canceller=Canceller(registry=self.registry, port=self.link),
+            ),
+            text=TextServicer(lifecycle=self.lifecycle),
+            info=InfoServicer(
+                lifecycle=self.lifecycle,
+                registry=self.registry,
+                supervisor=self.supervisor,
+                status=self.channel.status,
+                asked=self.configuration.described(),
+            ),
+            health=self.main_health,
+        )
+
+    def admin_servicer(self) -> AdminServicer:
+        """The service for operators."""
+        return AdminServicer(lifecycle=self.lifecycle, link=self.link)

@@ -1,0 +1,53 @@
+"""The bound on what waits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from chairlift_service.errors import Reason, ServiceError
+
+
+class Admission:
+    """Counts requests, and their prompt tokens, that are taken but that the worker has not started.
+
+    A place is taken before a prompt is tokenised, so that tokenising is bounded too. One request is always let in
+    where none waits, however long its prompt: else it would be refused for ever.
+    """
+
+    def __init__(self, *, max_requests: int, max_tokens: int) -> None:
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self.num_requests = 0
+        self.num_tokens = 0
+
+    @contextlib.contextmanager
+    def places(self, num_requests: int) -> Iterator[None]:
+        """Holds places while requests are validated. Raises ServiceError with QUEUE_FULL if there are too few."""
+        if self.num_requests + num_requests > self._max_requests:
+            raise ServiceError(
+                Reason.QUEUE_FULL, f"{self.num_requests} requests wait, the limit is {self._max_requests}"
+            )
+        self.num_requests += num_requests
+        try:
+            yield
+        finally:
+            self.num_requests -= num_requests
+
+    def check_tokens(self, num_tokens: int) -> None:
+        """Raises ServiceError with QUEUE_FULL if so many prompt tokens are too many now."""
+        if self.num_tokens and self.num_tokens + num_tokens > self._max_tokens:
+            raise ServiceError(
+                Reason.QUEUE_FULL,
+                f"{self.num_tokens} prompt tokens wait, {num_tokens} more would pass the limit of {self._max_tokens}",
+            )
+
+    def enter(self, num_tokens: int) -> None:
+        """One request waits from now on."""
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+
+    def leave(self, num_tokens: int) -> None:
+        """It has started, or is over."""
+        self.num_requests -= 1
+        self.num_tokens -= num_tokens

@@ -1,0 +1,31 @@
+"""Cancellation by name."""
+
+from __future__ import annotations
+
+from chairlift.v1 import generation_service_pb2
+
+from chairlift_service.requests.registry import Registry
+from chairlift_service.requests.worker_port import WorkerPort
+
+
+class Canceller:
+    """Ends live requests and lets kept results go. Needs no room in the queue and waits for nothing."""
+
+    def __init__(self, *, registry: Registry, port: WorkerPort) -> None:
+        self._registry = registry
+        self._port = port
+
+    def cancel(self, request_id: str) -> generation_service_pb2.CancelStatus:
+        """Cancels the request of this id; says what that did."""
+        generation = self._registry.find(request_id)
+        if generation is None:
+            if self._registry.is_departed(request_id):
+                return generation_service_pb2.CANCEL_STATUS_ALREADY_FINISHED
+            return generation_service_pb2.CANCEL_STATUS_NOT_FOUND
+        if generation.ending is None:
+            generation.cancelled = True
+            self._port.cancel(generation.uid)
+            return generation_service_pb2.CANCEL_STATUS_CANCELLED
+        if self._registry.live(generation.uid) is None:
+            self._registry.let_go(generation)
+        return generation_service_pb2.CANCEL_STATUS_ALREADY_FINISHED

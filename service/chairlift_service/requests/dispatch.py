@@ -1,0 +1,80 @@
+"""What the worker says, applied to the generations that it concerns."""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+from chairlift_worker.ipc.messages import EndingMsg, EndingReason, StepMsg
+
+from chairlift_service import convert
+from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.requests.generation import Generation
+from chairlift_service.requests.readers import Readers
+from chairlift_service.requests.registry import Registry
+from chairlift_service.requests.worker_port import WorkerPort
+
+_log = structlog.get_logger(__name__)
+
+
+class Dispatcher:
+    """Applies each step's columns: starts, then tokens, then endings; then rings each reader's bell once.
+
+    Output of a uid that is not live is late and discarded.
+    """
+
+    def __init__(self, *, registry: Registry, readers: Readers, port: WorkerPort) -> None:
+        self._registry = registry
+        self._readers = readers
+        self._port = port
+
+    def apply(self, step: StepMsg) -> None:
+        """Applies one step."""
+        touched: dict[int, Generation] = {}
+        for started in step.started:
+            generation = self._registry.live(started.uid)
+            if generation is not None:
+                self._registry.start(generation, started.cached_tokens)
+                touched[started.uid] = generation
+        self._append_tokens(step, touched)
+        for ending in step.endings:
+            generation = self._registry.live(ending.uid)
+            if generation is not None:
+                self._end(generation, ending)
+                touched[ending.uid] = generation
+        for generation in touched.values():
+            self._readers.notify(generation)
+
+    def _append_tokens(self, step: StepMsg, touched: dict[int, Generation]) -> None:
+        uids = memoryview(step.uids).cast("Q")
+        token_ids = memoryview(step.token_ids).cast("i")
+        logprobs = memoryview(step.logprobs).cast("f") if step.logprobs else None
+        for i, uid in enumerate(uids):
+            generation = self._registry.live(uid)
+            if generation is None or generation.ending is not None:
+                continue
+            touched[uid] = generation
+            try:
+                generation.append(token_ids[i], logprobs[i] if logprobs is not None else float("nan"))
+            except Exception:  # noqa: BLE001 - a fault in one request's text must end that request alone
+                _log.exception("detokenisation failed", request_id=generation.request_id)
+                generation.end(ServiceError(Reason.INTERNAL, "the output could not be turned into text"))
+                self._port.cancel(uid)
+
+    def _end(self, generation: Generation, ending: EndingMsg) -> None:
+        if generation.cancelled and ending.reason in (EndingReason.STOP, EndingReason.LENGTH):
+            # It came to its end while the Cancel was on its way; what the canceller was told must be true.
+            ending = msgspec.structs.replace(ending, reason=EndingReason.CANCELLED)
+        self._registry.confirm(generation, convert.ending_error(ending) or ending)
+        _log.info(
+            "request ended",
+            request_id=generation.request_id,
+            reason=ending.reason.name,
+            error=ending.error,
+            prompt_tokens=generation.request.num_prompt_tokens,
+            cached_tokens=generation.cached_tokens or 0,
+            generated_tokens=len(generation.output),
+            queued_ms=ending.queued_ns // 1_000_000,
+            prefill_ms=ending.prefill_ns // 1_000_000,
+            decode_ms=ending.decode_ns // 1_000_000,
+            preemptions=ending.preemptions,
+        )

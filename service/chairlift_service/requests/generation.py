@@ -1,0 +1,73 @@
+"""One request from its admission until the service forgets it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from chairlift.v1 import event_pb2
+from chairlift_worker.ipc.messages import EndingMsg
+
+from chairlift_service.errors import ServiceError
+from chairlift_service.requests.output_log import OutputLog
+
+if TYPE_CHECKING:
+    from chairlift_service.validate import ValidRequest
+
+_NUM_OBJECT_BYTES = 4096  # what an empty generation and its entries in the maps take, generously
+
+
+@dataclasses.dataclass(slots=True, eq=False, kw_only=True)
+class Generation:
+    """A request, its output so far and its ending.
+
+    It ends twice: once for its readers (`ending`), once for the service's books, when the worker has confirmed that
+    nothing of it follows (the registry forgets it then). The registry and the dispatcher alone mutate it.
+    """
+
+    uid: int
+    request: ValidRequest
+    detached: bool  # lives on without a reader, and its result is kept
+    output: OutputLog
+    cached_tokens: int | None = None  # None: it has not started
+    state: event_pb2.RequestState = event_pb2.REQUEST_STATE_WAITING
+    ending: EndingMsg | ServiceError | None = None
+    cancelled: bool = False  # a caller was told that it ends with CANCELLED
+    waiting: bool = True  # counts in the admission's bound
+    size: int = 0  # bytes accounted for its kept result
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for it, or the one that the service made."""
+        return self.request.request_id
+
+    @property
+    def started(self) -> bool:
+        """Whether the worker has begun to compute it."""
+        return self.cached_tokens is not None
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimate of the memory that it takes."""
+        return _NUM_OBJECT_BYTES + 4 * self.request.num_prompt_tokens + self.output.num_bytes
+
+    def start(self, cached_tokens: int) -> None:
+        """Its first tokens were computed. A repetition changes nothing."""
+        if not self.started and self.ending is None:
+            self.cached_tokens = cached_tokens
+            self.state = event_pb2.REQUEST_STATE_PREFILLING
+
+    def append(self, token_id: int, logprob: float) -> None:
+        """Adds a generated token."""
+        self.state = event_pb2.REQUEST_STATE_DECODING
+        self.output.append(token_id, logprob)
+
+    def end(self, ending: EndingMsg | ServiceError) -> bool:
+        """Sets the ending that its readers see. False if it has one already: the first counts."""
+        if self.ending is not None:
+            return False
+        if isinstance(ending, EndingMsg):
+            self.output.close()
+        self.ending = ending
+        self.state = event_pb2.REQUEST_STATE_FINISHED
+        return True

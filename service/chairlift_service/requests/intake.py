@@ -1,0 +1,105 @@
+"""The way in: from a caller's message to generations that the worker has been sent."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from array import array
+from collections.abc import Sequence
+
+from chairlift.v1 import request_pb2
+from chairlift_worker.ipc.messages import NO_DEADLINE
+
+from chairlift_service import convert
+from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.lifecycle import Lifecycle, ServedModel
+from chairlift_service.requests.admission import Admission
+from chairlift_service.requests.generation import Generation
+from chairlift_service.requests.lease import Lease
+from chairlift_service.requests.output_log import OutputLog
+from chairlift_service.requests.registry import Registry
+from chairlift_service.requests.worker_port import WorkerPort
+from chairlift_service.text.detokenizer import Detokenizer
+from chairlift_service.validate import ValidRequest, validate
+
+
+class Intake:
+    """Admits requests, all of a call or none of them. A refusal leaves nothing behind, here or in the worker."""
+
+    def __init__(self, *, lifecycle: Lifecycle, admission: Admission, registry: Registry, port: WorkerPort) -> None:
+        self._lifecycle = lifecycle
+        self._admission = admission
+        self._registry = registry
+        self._port = port
+        self._uids = itertools.count(1)
+
+    async def own(self, message: request_pb2.GenerationRequest, *, path: str, time_remaining: float | None) -> Lease:
+        """A request that its call owns, and the lease of it.
+
+        `time_remaining` is that until the call's deadline, in seconds; None if it has none. Raises ServiceError.
+        """
+        if time_remaining is not None and time_remaining <= 0:
+            raise ServiceError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request was read")
+        deadline_ns = convert.deadline_ns(now_ns=time.monotonic_ns(), time_remaining=time_remaining)
+        generations = await self._admit([message], paths=[path], detached=False, deadline_ns=deadline_ns)
+        return Lease(generations=generations, registry=self._registry, port=self._port)
+
+    async def detach(
+        self, messages: Sequence[request_pb2.GenerationRequest], *, paths: Sequence[str]
+    ) -> list[Generation]:
+        """Requests that live on without a reader. `paths` tells where each stands in the call. Raises ServiceError."""
+        return await self._admit(messages, paths=paths, detached=True, deadline_ns=NO_DEADLINE)
+
+    async def _admit(
+        self,
+        messages: Sequence[request_pb2.GenerationRequest],
+        *,
+        paths: Sequence[str],
+        detached: bool,
+        deadline_ns: int,
+    ) -> list[Generation]:
+        self._lifecycle.accepting()
+        with self._admission.places(len(messages)):
+            model = self._lifecycle.accepting()
+            requests = []
+            for message, path in zip(messages, paths, strict=True):
+                requests.append(await _validate(message, path=path, model=model))
+                await asyncio.sleep(0)  # a large batch of short texts must not hold everybody else up
+        # From here on nothing waits, so that what is checked stays true until it is used.
+        model = self._lifecycle.accepting()
+        self._admission.check_tokens(sum(request.num_prompt_tokens for request in requests))
+        self._registry.check_free(request.request_id for request in requests)
+        generations = [self._generation(request, model=model, detached=detached) for request in requests]
+        arrival_ns = time.monotonic_ns()
+        # In an order in which common prefixes meet in the cache, where there is something to meet.
+        order = sorted(generations, key=_prompt) if model.prefix_sharing else generations
+        self._port.add(
+            [
+                convert.add_request_msg(each.request, uid=each.uid, arrival_ns=arrival_ns, deadline_ns=deadline_ns)
+                for each in order
+            ]
+        )
+        for generation in generations:
+            self._registry.add(generation)
+        return generations
+
+    def _generation(self, request: ValidRequest, *, model: ServedModel, detached: bool) -> Generation:
+        decoder = (
+            Detokenizer(
+                tokenizer=model.tokenizer,
+                prompt_ids=request.prompt_ids,
+                skip_special_tokens=request.skip_special_tokens,
+            )
+            if request.want_text
+            else None
+        )
+        return Generation(uid=next(self._uids), request=request, detached=detached, output=OutputLog(decoder=decoder))
+
+
+async def _validate(message: request_pb2.GenerationRequest, *, path: str, model: ServedModel) -> ValidRequest:
+    return await validate(message, path=path, model=model.card, tokenizer=model.tokenizer, defaults=model.defaults)
+
+
+def _prompt(generation: Generation) -> array[int]:
+    return generation.request.prompt_ids

@@ -1,0 +1,101 @@
+"""What one request has generated so far: an append-only log that any number of cursors can read."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from typing import Protocol
+
+_NUM_TOKEN_BYTES = 8  # id and log-probability
+_NUM_PIECE_BYTES = 64  # a small str and its place in the list
+
+
+class TextDecoder(Protocol):
+    """Turns a growing list of tokens into text, holding back what may still change."""
+
+    def push(self, token_id: int) -> str:
+        """Text that this token completed."""
+        ...
+
+    def finish(self) -> str:
+        """Text of what was held back."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogSlice:
+    """Tokens `[index, index + len(token_ids))` of an output, and the text that they completed."""
+
+    index: int
+    token_ids: array[int]
+    logprobs: array[float]  # NaN where the worker sent none
+    text: str
+
+
+class OutputLog:
+    """Tokens, log-probabilities and text pieces of one output.
+
+    ```
+    index      0      1      2      3            the text of tokens [i, j) is pieces[i:j] joined; `tail` belongs
+    token_ids  [ 40 ] [ 12 ] [ 97 ] [  2 ]       behind the last token and exists only once the output is over
+    pieces     [ He ] [ '' ] [ é  ] [ '' ] tail
+    ```
+    A piece is what its token *completed*, so that a reader may start at any token index and still get, joined to
+    what it had before, exactly the whole text.
+    """
+
+    __slots__ = ("_decoder", "_logprobs", "_num_text_bytes", "_pieces", "_tail", "_token_ids")
+
+    def __init__(self, *, decoder: TextDecoder | None) -> None:
+        self._decoder = decoder
+        self._token_ids = array("i")
+        self._logprobs = array("f")
+        self._pieces: list[str] = []
+        self._tail = ""
+        self._num_text_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimate of the memory that the log takes."""
+        return (
+            len(self._token_ids) * _NUM_TOKEN_BYTES
+            + len(self._pieces) * _NUM_PIECE_BYTES
+            + self._num_text_bytes
+            + len(self._tail)
+        )
+
+    @property
+    def last_token_id(self) -> int | None:
+        """The newest token."""
+        return self._token_ids[-1] if self._token_ids else None
+
+    def append(self, token_id: int, logprob: float) -> None:
+        """Adds one token. Raises what the decoder raises, with the token already counted."""
+        self._token_ids.append(token_id)
+        self._logprobs.append(logprob)
+        if self._decoder is not None:
+            piece = ""
+            try:
+                piece = self._decoder.push(token_id)
+            finally:
+                self._pieces.append(piece)
+                self._num_text_bytes += len(piece)
+
+    def close(self) -> None:
+        """Adds the text that the decoder held back; no token follows. A second call does nothing."""
+        decoder, self._decoder = self._decoder, None
+        if decoder is not None:
+            self._tail = decoder.finish()
+
+    def slice(self, index: int, stop: int) -> LogSlice:
+        """Tokens `[index, stop)`; a stop at the end, or beyond, brings the tail too."""
+        text = "".join(self._pieces[index:stop])
+        return LogSlice(
+            index=index,
+            token_ids=self._token_ids[index:stop],
+            logprobs=self._logprobs[index:stop],
+            text=text + self._tail if stop >= len(self._token_ids) else text,
+        )

@@ -1,0 +1,115 @@
+"""Who reads what: one reader for each request, and one for each session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Literal
+
+from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.requests.cursor import Cursor, Ended, Event
+from chairlift_service.requests.generation import Generation
+
+Target = tuple[Literal["request"], int] | tuple[Literal["session"], str]
+"""What is read: a request, by uid, or a session, by name."""
+
+
+class Reader:
+    """Cursors into the logs of what one call reads, and a bell that rings when one of them has something new.
+
+    It holds no output, so that a slow call costs nothing but the log, and cancelling a wait loses nothing.
+    """
+
+    __slots__ = ("_bell", "_changed", "_cursors", "_endings_only", "_error", "target")
+
+    def __init__(self, *, target: Target, endings_only: bool = False) -> None:
+        self.target = target
+        self._endings_only = endings_only  # the bell is silent until a generation is over
+        self._cursors: dict[int, Cursor] = {}
+        self._changed: dict[int, None] = {}  # an ordered set of uids
+        self._error: ServiceError | None = None
+        self._bell = asyncio.Event()
+
+    def follow(self, generation: Generation, *, index: int = 0) -> None:
+        """Reads this generation too, from token `index` on."""
+        self._cursors[generation.uid] = Cursor(generation=generation, index=index)
+        self.notify(generation)
+
+    def notify(self, generation: Generation) -> None:
+        """Something of the generation changed."""
+        if self._endings_only and generation.ending is None:
+            return
+        if generation.uid in self._cursors:
+            self._changed[generation.uid] = None
+            self._bell.set()
+
+    def end(self, error: ServiceError) -> None:
+        """Makes `events` raise `error` once all that is known by then is told. The first error counts."""
+        self._error = self._error or error
+        self._bell.set()
+
+    async def events(self) -> AsyncIterator[tuple[Generation, Event]]:
+        """What happens, in each generation's order. Ends by itself never; raises what `end` was given.
+
+        Holds nothing that would have to be cleaned up where the iteration is given up.
+        """
+        while True:
+            await self._bell.wait()
+            while self._changed:
+                uid = next(iter(self._changed))
+                del self._changed[uid]
+                cursor = self._cursors.get(uid)
+                while cursor is not None and (event := cursor.next_event()) is not None:
+                    if isinstance(event, Ended):
+                        del self._cursors[uid]  # so that its log can be let go
+                    yield cursor.generation, event
+            if self._error is not None:
+                raise self._error
+            self._bell.clear()
+
+
+class Readers:
+    """All readers by target. A second reader of a target takes over, and the first ends with ABORTED."""
+
+    def __init__(self) -> None:
+        self._readers: dict[Target, Reader] = {}
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    @property
+    def num_of_requests(self) -> int:
+        """Readers of single requests; those of sessions never end by themselves."""
+        return sum(kind == "request" for kind, _ in self._readers)
+
+    @contextlib.contextmanager
+    def open(self, target: Target, *, endings_only: bool = False) -> Iterator[Reader]:
+        """A new reader of the target, gone at the end of the block."""
+        before = self._readers.get(target)
+        if before is not None:
+            before.end(ServiceError(Reason.READER_REPLACED, "another reader took over"))
+        reader = Reader(target=target, endings_only=endings_only)
+        self._readers[target] = reader
+        try:
+            yield reader
+        finally:
+            if self._readers.get(target) is reader:
+                del self._readers[target]
+
+    def of(self, generation: Generation) -> Iterable[Reader]:
+        """Readers that this generation concerns."""
+        targets: list[Target] = [("request", generation.uid)]
+        if generation.detached and generation.request.session:
+            targets.append(("session", generation.request.session))
+        return [reader for target in targets if (reader := self._readers.get(target)) is not None]
+
+    def notify(self, generation: Generation) -> None:
+        """Something of the generation changed."""
+        for reader in self.of(generation):
+            reader.notify(generation)
+
+    def end_all(self, error: ServiceError) -> None:
+        """Ends every open reader with this error, once it has told what is known by now."""
+        for reader in list(self._readers.values()):
+            reader.end(error)

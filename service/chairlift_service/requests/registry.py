@@ -1,0 +1,146 @@
+"""All generations that the service holds."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+
+from chairlift_worker.ipc.messages import EndingMsg
+
+from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.requests.admission import Admission
+from chairlift_service.requests.generation import Generation
+from chairlift_service.requests.kept import Departed, KeptResults
+from chairlift_service.requests.readers import Readers
+
+
+class Registry:
+    """Generations by uid while the worker may still speak of them, and by id and session while anybody may ask.
+
+    ```
+    add -> live --- confirm (the worker's EndingMsg) ---> detached: kept -- ttl, memory, Cancel, same id --> departed
+                                                      '-> owned by a call: departed
+    ```
+    An ended generation stays live until the worker confirms it, so that late output always finds its owner.
+    """
+
+    def __init__(self, *, admission: Admission, kept: KeptResults, readers: Readers) -> None:
+        self._admission = admission
+        self._kept = kept
+        self._readers = readers
+        self._departed = Departed()
+        self._live: dict[int, Generation] = {}
+        self._by_id: dict[str, Generation] = {}
+        self._by_session: defaultdict[str, dict[int, Generation]] = defaultdict(dict)
+
+    def __len__(self) -> int:
+        """Generations held, kept results included."""
+        return len(self._by_id)
+
+    @property
+    def num_live(self) -> int:
+        """Generations whose ending the worker has not confirmed."""
+        return len(self._live)
+
+    def check_free(self, request_ids: Iterable[str]) -> None:
+        """Raises ServiceError with DUPLICATE_REQUEST_ID if one of them is taken, or stands there twice.
+
+        The id of a kept result is free: adding a request under it lets the result go.
+        """
+        seen: set[str] = set()
+        for request_id in request_ids:
+            generation = self._by_id.get(request_id)
+            if request_id in seen or (generation is not None and generation.uid in self._live):
+                raise ServiceError(Reason.DUPLICATE_REQUEST_ID, f"request {request_id!r} is live")
+            seen.add(request_id)
+
+    def add(self, generation: Generation) -> None:
+        """Takes a generation that the worker was sent. Its id must be free."""
+        before = self._by_id.get(generation.request_id)
+        if before is not None:
+            self.let_go(before)
+        self._live[generation.uid] = generation
+        self._by_id[generation.request_id] = generation
+        if generation.request.session:
+            self._by_session[generation.request.session][generation.uid] = generation
+        self._admission.enter(generation.request.num_prompt_tokens)
+        for reader in self._readers.of(generation):
+            reader.follow(generation)
+
+    def live(self, uid: int) -> Generation | None:
+        """The generation that the worker calls `uid`; None if its ending is confirmed."""
+        return self._live.get(uid)
+
+    def find(self, request_id: str) -> Generation | None:
+        """The generation of this id, live or kept."""
+        self.sweep()
+        return self._by_id.get(request_id)
+
+    def find_readable(self, request_id: str) -> Generation:
+        """The detached generation of this id. Raises ServiceError: REQUEST_NOT_FOUND or RESULT_EXPIRED."""
+        generation = self.find(request_id)
+        if generation is None:
+            if self._departed.was_kept(request_id):
+                raise ServiceError(Reason.RESULT_EXPIRED, f"the result of request {request_id!r} is no longer kept")
+            raise ServiceError(Reason.REQUEST_NOT_FOUND, f"there is no request {request_id!r}")
+        if not generation.detached:
+            raise ServiceError(Reason.REQUEST_NOT_FOUND, f"request {request_id!r} is read by the call that added it")
+        return generation
+
+    def is_departed(self, request_id: str) -> bool:
+        """Whether there was such a request lately."""
+        return self._departed.was_kept(request_id) is not None
+
+    def of_session(self, session: str) -> list[Generation]:
+        """Generations of a session, live and kept, oldest first."""
+        self.sweep()
+        return list(self._by_session.get(session, {}).values())
+
+    def start(self, generation: Generation, cached_tokens: int) -> None:
+        """The worker began to compute it."""
+        generation.start(cached_tokens)
+        self._leave_queue(generation)
+
+    def confirm(self, generation: Generation, ending: EndingMsg | ServiceError) -> None:
+        """The worker is done with it, or is gone: its readers get `ending` if they have none, its result is kept."""
+        generation.end(ending)
+        self._leave_queue(generation)
+        del self._live[generation.uid]
+        if generation.detached:
+            self._kept.keep(generation, now_ns=time.monotonic_ns())
+            self.sweep()
+        else:
+            self._forget(generation)
+
+    def let_go(self, generation: Generation) -> None:
+        """Forgets a kept result."""
+        self._kept.let_go(generation)
+        self._forget(generation)
+
+    def sweep(self) -> None:
+        """Forgets kept results that are too old or too many. Cheap if there are none."""
+        for generation in self._kept.take_surplus(now_ns=time.monotonic_ns()):
+            self._forget(generation)
+
+    def fail_all(self, error: ServiceError) -> None:
+        """Ends every live generation, and every open reader: the worker is gone, or the service is going."""
+        for generation in list(self._live.values()):
+            self.confirm(generation, error)
+            self._readers.notify(generation)
+        self._readers.end_all(error)
+
+    def _leave_queue(self, generation: Generation) -> None:
+        if generation.waiting:
+            generation.waiting = False
+            self._admission.leave(generation.request.num_prompt_tokens)
+
+    def _forget(self, generation: Generation) -> None:
+        self._departed.add(generation)
+        if self._by_id.get(generation.request_id) is generation:
+            del self._by_id[generation.request_id]
+        session = generation.request.session
+        if session:
+            self._by_session[session].pop(generation.uid, None)
+            if not self._by_session[session]:
+                del self._by_session[session]

@@ -1,0 +1,165 @@
+"""GenerationService."""
+
+from __future__ import annotations
+
+import structlog
+from chairlift.v1 import event_pb2, generation_service_pb2, generation_service_pb2_grpc, request_pb2
+from chairlift_worker.ipc.messages import EndingMsg
+
+from chairlift_service import errors
+from chairlift_service.errors import Reason, ServiceError, Violation
+from chairlift_service.requests.canceller import Canceller
+from chairlift_service.requests.cursor import Ended, Started
+from chairlift_service.requests.generation import Generation
+from chairlift_service.requests.intake import Intake
+from chairlift_service.requests.lease import Lease
+from chairlift_service.requests.output_log import LogSlice
+from chairlift_service.requests.readers import Reader, Readers
+from chairlift_service.requests.registry import Registry
+from chairlift_service.servicers import events
+from chairlift_service.servicers.edge import CallContext, guarded, request_id_metadata
+from chairlift_service.validate import is_name
+
+_pb = generation_service_pb2
+
+
+class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
+    """Adds, reads and cancels generations. Method names and meaning: generation_service.proto."""
+
+    def __init__(self, *, intake: Intake, registry: Registry, readers: Readers, canceller: Canceller) -> None:
+        self._intake = intake
+        self._registry = registry
+        self._readers = readers
+        self._canceller = canceller
+
+    @guarded
+    async def Generate(self, request: _pb.GenerateRequest, context: CallContext) -> None:  # noqa: N802 - gRPC's name
+        """Adds a request that this call owns, and streams it."""
+        with await self._own(request.request, context) as lease:
+            (generation,) = lease.generations
+            with self._readers.open(("request", generation.uid)) as reader:
+                reader.follow(generation)
+                await context.send_initial_metadata(request_id_metadata(generation.request_id))
+                async for _, event in reader.events():
+                    match event:
+                        case Started():
+                            await context.write(_pb.GenerateResponse(accepted=events.accepted(generation)))
+                        case LogSlice():
+                            await context.write(_pb.GenerateResponse(delta=events.delta(generation, event)))
+                        case Ended(EndingMsg() as ending):
+                            await context.write(_pb.GenerateResponse(finished=events.finished(generation, ending)))
+                            return
+                        case Ended(ServiceError() as error):
+                            raise error
+
+    @guarded
+    async def Complete(self, request: _pb.CompleteRequest, context: CallContext) -> _pb.CompleteResponse:  # noqa: N802 - gRPC's name
+        """Adds a request that this call owns, and returns its whole output."""
+        with await self._own(request.request, context) as lease:
+            (generation,) = lease.generations
+            with self._readers.open(("request", generation.uid), endings_only=True) as reader:
+                reader.follow(generation)
+                await context.send_initial_metadata(request_id_metadata(generation.request_id))
+                async for _ in reader.events():
+                    if generation.ending is not None:
+                        break
+            if isinstance(generation.ending, ServiceError):
+                raise generation.ending
+            assert generation.ending is not None  # the only way out of the loop
+            whole = generation.output.slice(0, len(generation.output))
+            choice = _pb.Choice(
+                output=events.delta(generation, whole), finished=events.finished(generation, generation.ending)
+            )
+            return _pb.CompleteResponse(accepted=events.accepted(generation), choices=[choice])
+
+    @guarded
+    async def AddRequest(self, request: _pb.AddRequestRequest, context: CallContext) -> _pb.AddRequestResponse:  # noqa: N802, ARG002 - gRPC's signature
+        """Adds a request that lives on without a reader. This call's deadline is not the request's."""
+        (generation,) = await self._intake.detach([request.request], paths=["request"])
+        return _pb.AddRequestResponse(accepted=events.accepted(generation))
+
+    @guarded
+    async def AddRequests(self, request: _pb.AddRequestsRequest, context: CallContext) -> _pb.AddRequestsResponse:  # noqa: N802, ARG002 - gRPC's signature
+        """Adds all of a batch, or none."""
+        paths = [f"requests[{i}]" for i in range(len(request.requests))]
+        generations = await self._intake.detach(request.requests, paths=paths)
+        return _pb.AddRequestsResponse(accepted=[events.accepted(generation) for generation in generations])
+
+    @guarded
+    async def Result(self, request: _pb.ResultRequest, context: CallContext) -> None:  # noqa: N802 - gRPC's name
+        """Streams a detached request, or all of a session's."""
+        match request.WhichOneof("target"):
+            case "request_id":
+                await self._stream_request(request.request_id, request.from_index, context)
+            case "session":
+                await self._stream_session(request.session, request.from_index, context)
+            case _:
+                raise _violation("target", "one of request_id and session must be set", Reason.MISSING_INPUT)
+
+    @guarded
+    async def Cancel(self, request: _pb.CancelRequest, context: CallContext) -> _pb.CancelResponse:  # noqa: N802, ARG002 - gRPC's signature
+        """Cancels requests by id and by session."""
+        response = _pb.CancelResponse()
+        for request_id in request.request_ids:
+            response.outcomes.add(request_id=request_id, status=self._canceller.cancel(request_id))
+        if request.session:
+            named = set(request.request_ids)
+            for generation in self._registry.of_session(request.session):
+                if generation.request_id not in named:
+                    status = self._canceller.cancel(generation.request_id)
+                    response.outcomes.add(request_id=generation.request_id, status=status)
+        return response
+
+    async def _own(self, message: request_pb2.GenerationRequest, context: CallContext) -> Lease:
+        lease = await self._intake.own(message, path="request", time_remaining=context.time_remaining())
+        structlog.contextvars.bind_contextvars(request_id=lease.generations[0].request_id)
+        return lease
+
+    async def _stream_request(self, request_id: str, from_index: int, context: CallContext) -> None:
+        generation = self._registry.find_readable(request_id)
+        if from_index > len(generation.output):
+            raise _violation("from_index", f"is {from_index}; {len(generation.output)} tokens are generated so far")
+        with self._readers.open(("request", generation.uid)) as reader:
+            reader.follow(generation, index=from_index)
+            await context.send_initial_metadata(request_id_metadata(request_id))
+            async for _, event in reader.events():
+                if isinstance(event, Ended) and isinstance(event.ending, ServiceError):
+                    raise event.ending
+                await context.write(_result(generation, event))
+                if isinstance(event, Ended):
+                    return
+
+    async def _stream_session(self, session: str, from_index: int, context: CallContext) -> None:
+        if not is_name(session):
+            raise _violation("session", "must be 1 to 128 printable characters")
+        if from_index:
+            raise _violation("from_index", "belongs to request_id, not to session")
+        with self._readers.open(("session", session)) as reader:
+            self._follow_session(session, reader)
+            await context.send_initial_metadata(())
+            async for generation, event in reader.events():
+                await context.write(_result(generation, event))
+
+    def _follow_session(self, session: str, reader: Reader) -> None:
+        for generation in self._registry.of_session(session):
+            if generation.detached:
+                reader.follow(generation)
+
+
+def _result(generation: Generation, event: Started | LogSlice | Ended) -> _pb.ResultResponse:
+    """One event of a Result stream."""
+    request_id = generation.request_id
+    match event:
+        case Started():
+            return _pb.ResultResponse(request_id=request_id, accepted=events.accepted(generation))
+        case LogSlice():
+            return _pb.ResultResponse(request_id=request_id, delta=events.delta(generation, event))
+        case Ended(ending):
+            if isinstance(ending, EndingMsg):
+                return _pb.ResultResponse(request_id=request_id, finished=events.finished(generation, ending))
+            failed = event_pb2.Failed(status=errors.status(ending))
+            return _pb.ResultResponse(request_id=request_id, failed=failed)
+
+
+def _violation(field: str, description: str, reason: Reason = Reason.INVALID_VALUE) -> ServiceError:
+    return errors.from_violations([Violation(field, description, reason)])

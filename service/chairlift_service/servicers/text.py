@@ -1,0 +1,66 @@
+"""TextService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from chairlift.v1 import text_service_pb2, text_service_pb2_grpc
+
+from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.lifecycle import Lifecycle
+from chairlift_service.servicers.edge import CallContext, guarded
+from chairlift_service.text.tokenizer import Tokenizer
+from chairlift_service.validate import check_token_ids
+
+IDS_PER_TURN: Final = 4096
+"""Ids handled before the event loop gets a turn."""
+
+MAX_WAITING_LISTS: Final = 64
+"""Long lists of ids that may wait to be turned into text; more are refused."""
+
+_pb = text_service_pb2
+
+
+class TextServicer(text_service_pb2_grpc.TextServiceServicer):
+    """Text to tokens and back. Method names and meaning: text_service.proto."""
+
+    def __init__(self, *, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._num_waiting = 0
+
+    @guarded
+    async def Tokenize(self, request: _pb.TokenizeRequest, context: CallContext) -> _pb.TokenizeResponse:  # noqa: N802, ARG002 - gRPC's signature
+        """Tokenises as a plain prompt is tokenised."""
+        tokenizer = self._lifecycle.model().tokenizer
+        add_special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        ids = await tokenizer.encode_async(request.text, add_special_tokens=add_special)
+        response = _pb.TokenizeResponse()
+        for start in range(0, len(ids), IDS_PER_TURN):
+            part = ids[start : start + IDS_PER_TURN]
+            response.token_ids.extend(part)
+            response.tokens.extend(tokenizer.tokens(part))
+            await asyncio.sleep(0)
+        return response
+
+    @guarded
+    async def Detokenize(self, request: _pb.DetokenizeRequest, context: CallContext) -> _pb.DetokenizeResponse:  # noqa: N802, ARG002 - gRPC's signature
+        """Turns ids into text."""
+        model = self._lifecycle.model()
+        check_token_ids(request.token_ids, path="token_ids", size=model.card.vocab_size)
+        skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        text = await self._decode(model.tokenizer, request.token_ids, skip_special=skip_special)
+        return _pb.DetokenizeResponse(text=text)
+
+    async def _decode(self, tokenizer: Tokenizer, ids: Sequence[int], *, skip_special: bool) -> str:
+        """Decodes; in a thread if the list is long."""
+        if len(ids) <= IDS_PER_TURN:
+            return tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+        if self._num_waiting >= MAX_WAITING_LISTS:
+            raise ServiceError(Reason.QUEUE_FULL, "too many long lists of ids wait for the tokenizer")
+        self._num_waiting += 1
+        try:
+            return await asyncio.to_thread(tokenizer.decode, list(ids), skip_special_tokens=skip_special)
+        finally:
+            self._num_waiting -= 1

@@ -28,8 +28,10 @@ lint: $(INSTALLED_DEV)
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint
 
+# About a minute. The long form: make test-native NATIVE_RECORDS=100000000
+NATIVE_RECORDS ?= 2000000
 test-native: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest tests/worker/native --native-full
+	$(BIN)/python -m pytest tests/worker/native --native-records=$(NATIVE_RECORDS)
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)

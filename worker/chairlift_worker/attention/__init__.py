@@ -1,0 +1,1 @@
+"""Attention on pages: backends, their cache, and the way into transformers' forward."""

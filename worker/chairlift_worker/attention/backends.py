@@ -1,0 +1,22 @@
+"""The backends by the name a user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chairlift_worker.attention.base import AttentionBackend
+from chairlift_worker.attention.reference import ReferenceAttention
+from chairlift_worker.attention.sdpa import SdpaAttention
+
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    ReferenceAttention.name: ReferenceAttention,
+    SdpaAttention.name: SdpaAttention,
+}
+
+
+def make_backend(name: str) -> AttentionBackend:
+    """The backend of that name. Raises ValueError for an unknown one."""
+    try:
+        return BACKENDS[name]()
+    except KeyError:
+        raise ValueError(f"unknown attention backend {name!r}; there are {', '.join(sorted(BACKENDS))}") from None

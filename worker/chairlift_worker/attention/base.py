@@ -1,0 +1,69 @@
+"""What an attention backend is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from chairlift_worker.attention.cache import PagedCache
+from chairlift_worker.attention.metadata import StepMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """A layer's own way to attend."""
+
+    scaling: float
+    softcap: float | None = None  # scores become softcap * tanh(scores / softcap), before the mask
+    sliding_window: int | None = None
+    sinks: torch.Tensor | None = None  # (query heads,): a score that takes its share of the softmax and gives nothing
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's queries, keys and values of the packed rows."""
+
+    layer: int
+    query: torch.Tensor  # (tokens, query heads, head dim)
+    key: torch.Tensor  # (tokens, kv heads, head dim)
+    value: torch.Tensor  # (tokens, kv heads, head dim)
+    options: AttentionOptions
+
+    @property
+    def num_groups(self) -> int:
+        """Query heads per key-value head; query head h reads key-value head h // num_groups."""
+        return self.query.shape[1] // self.key.shape[1]
+
+
+class AttentionBackend(Protocol):
+    """Attends through the pages. The new keys and values are in the cache already when it is asked."""
+
+    name: str
+
+    def attend(self, call: AttentionCall, cache: PagedCache, metadata: StepMetadata) -> torch.Tensor:
+        """(tokens, query heads, head dim), in the query's type."""
+        ...
+
+
+class AttentionStep(Protocol):
+    """What the model's attention layers talk to during one forward pass."""
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """(tokens, query heads, head dim)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """One forward pass over the pages."""
+
+    backend: AttentionBackend
+    cache: PagedCache
+    metadata: StepMetadata
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Write the new keys and values, then attend."""
+        self.cache.write(call.layer, self.metadata.slots, call.key, call.value)
+        return self.backend.attend(call, self.cache, self.metadata)

@@ -1,0 +1,105 @@
+"""Loading a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
+
+from chairlift_worker.ipc.settings import WorkerSettings
+from chairlift_worker.model.checks import check_config, check_loading, check_windows, text_config
+from chairlift_worker.model.dtype import choose_dtype
+from chairlift_worker.model.errors import ModelError, told_in_one_line
+from chairlift_worker.model.gguf import unpacked
+from chairlift_worker.model.loaded import LoadedModel
+from chairlift_worker.model.probe import probe
+from chairlift_worker.model.source import find_source
+from chairlift_worker.model.tokenizer import eos_of_tokenizer, tokenizer_folder
+
+_GENERATION_CONFIG = "generation_config.json"
+
+
+def load_model(settings: WorkerSettings) -> LoadedModel:
+    """The model that the settings name. Raises ModelError, in one line, if it cannot be loaded or served.
+
+    Hub ids go through transformers' own loading, which honours HF_HUB_OFFLINE, HF_HOME and the like.
+    """
+    asked = settings.model
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    with told_in_one_line(asked):
+        source = find_source(asked)
+        dtype, dtype_reason = choose_dtype(settings.dtype)
+        location = str(unpacked(source.gguf, dtype) if source.gguf else source.folder or source.hub_id)
+        config = AutoConfig.from_pretrained(location, trust_remote_code=settings.trust_remote_code)
+        check_config(asked, config)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            location,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=settings.trust_remote_code,
+            output_loading_info=True,
+        )
+        module, info = loaded
+        check_loading(asked, info)
+        module.eval().requires_grad_(requires_grad=False)
+        shape = probe(asked, module)
+        check_windows(asked, config, shape.layers)
+        revision = getattr(config, "_commit_hash", None)
+        folder = tokenizer_folder(asked, location, revision=revision, trust_remote_code=settings.trust_remote_code)
+        generation = _generation_config(location)
+        eos = [text_config(config).eos_token_id, config.eos_token_id, generation.get("eos_token_id")]
+        return LoadedModel(
+            module=module,
+            name=source.name,
+            architecture=type(module).__name__,
+            tokenizer_dir=folder,
+            vocab_size=shape.vocab_size,
+            context_len=_context_len(asked, config, settings.max_context),
+            eos_token_ids=_ids([*eos, eos_of_tokenizer(folder)]),
+            dtype=dtype,
+            dtype_reason=dtype_reason,
+            num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+            generation_config=generation,
+            layers=shape.layers,
+        )
+
+
+def _generation_config(location: str) -> dict[str, object]:
+    """generation_config.json as it is, without the defaults that transformers would add."""
+    folder = Path(location)
+    file = (
+        folder / _GENERATION_CONFIG
+        if folder.is_dir()
+        else cached_file(location, _GENERATION_CONFIG, _raise_exceptions_for_missing_entries=False)
+    )
+    if file is None or not Path(file).is_file():
+        return {}
+    content = json.loads(Path(file).read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ModelError(f"{_GENERATION_CONFIG} is not a JSON object")
+    return content
+
+
+def _context_len(asked: str, config: PreTrainedConfig, max_context: int | None) -> int:
+    """The model's context, lowered by the setting."""
+    known: int | None = getattr(text_config(config), "max_position_embeddings", None)
+    bounds = [bound for bound in (known, max_context) if bound is not None]
+    if not bounds:
+        raise ModelError(f"model = {asked}: its config names no context length; set max_context")
+    return min(bounds)
+
+
+def _ids(values: Iterable[object]) -> tuple[int, ...]:
+    """Ids out of None, single ids and lists of ids; sorted, each once."""
+    found: set[int] = set()
+    for value in values:
+        entries = value if isinstance(value, list | tuple) else [value]
+        found.update(entry for entry in entries if isinstance(entry, int))
+    return tuple(sorted(found))

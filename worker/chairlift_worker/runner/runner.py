@@ -1,0 +1,72 @@
+"""The forward pass of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.modeling_utils import PreTrainedModel
+
+from chairlift_worker.attention.base import AttentionBackend, PagedStep
+from chairlift_worker.attention.cache import PagedCache
+from chairlift_worker.attention.interface import STEP_KEYWORD, AttentionSwitch
+from chairlift_worker.attention.layer import LayerFacts
+from chairlift_worker.plan import StepPlan
+from chairlift_worker.runner.batch import BatchBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where a step's time went, in nanoseconds."""
+
+    build_ns: int = 0
+    forward_ns: int = 0
+
+
+class Runner:
+    """Owns the key-value memory and runs plans through the model. One thread only."""
+
+    def __init__(
+        self,
+        *,
+        model: PreTrainedModel,
+        layers: Sequence[LayerFacts],
+        backend: AttentionBackend,
+        page_size: int,
+        num_pages: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`model` is in eval mode, on `device`; its config is never left changed."""
+        self._model = model
+        self._backend = backend
+        self._device = torch.device(device)
+        self.cache = PagedCache(
+            layers=layers, num_pages=num_pages, page_size=page_size, dtype=model.dtype, device=self._device
+        )
+        self._builder = BatchBuilder(page_size=page_size, null_slot=self.cache.null_slot, device=self._device)
+        self._switch = AttentionSwitch(model)
+        self.last_times = StepTimes()
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """(sampling rows, vocabulary) float32 logits, in the plan's order; the step's keys and values are then cached.
+
+        Raises ValueError for a plan that breaks its rules, and whatever the model raises.
+        """
+        began = time.monotonic_ns()
+        batch = self._builder.build(plan)
+        built = time.monotonic_ns()
+        step = PagedStep(backend=self._backend, cache=self.cache, metadata=batch.metadata)
+        with self._switch:
+            output = self._model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.sampled,
+                **{STEP_KEYWORD: step},
+            )
+        logits: torch.Tensor = output.logits[0].float()
+        self.last_times = StepTimes(build_ns=built - began, forward_ns=time.monotonic_ns() - built)
+        return logits

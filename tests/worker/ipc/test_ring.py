@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import random
@@ -11,7 +12,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import pytest
-
 from chairlift_worker.ipc.doorbell import Doorbell
 from chairlift_worker.ipc.memory import SharedMemory
 from chairlift_worker.ipc.ring import (
@@ -122,9 +122,9 @@ def test_an_overwritten_record_is_an_error_and_never_a_record(ring: Ring) -> Non
 def test_an_index_that_cannot_be_is_an_error_at_the_sender(ring: Ring) -> None:
     with mmap.mmap(ring.memory.fd, 0) as bytes_:
         bytes_[128:136] = (1 << 40).to_bytes(8, "little")  # head, by the diagram in ring.hpp
+    assert all(ring.sender.try_send(bytes(1008)) for _ in range(CAPACITY // 1024))  # as it has not looked yet
     with pytest.raises(CorruptRecordError):
-        while ring.sender.try_send(bytes(1000)):
-            pass
+        ring.sender.try_send(b"")
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 32, 63, 100, 4095, 4097, 1 << 31])
@@ -159,6 +159,26 @@ def test_a_closed_end_says_so(ring: Ring) -> None:
         ring.sender.try_send_all([b"x"])
     with pytest.raises(RingClosedError):
         ring.receiver.receive()
+
+
+def test_memory_in_use_is_not_given_back(ring: Ring) -> None:
+    with pytest.raises(BufferError):
+        ring.memory.close()
+    assert ring.sender.try_send(b"still there")
+    assert ring.receiver.receive() == b"still there"
+
+
+def test_an_end_keeps_its_memory_alive() -> None:
+    memory = RingMemory.create(capacity=CAPACITY)
+    with closing(Sender(memory=memory)) as sender:
+        attached = RingMemory.attach(os.dup(memory.fd))
+        receiver = Receiver(memory=attached)
+        del attached
+        gc.collect()
+        assert sender.try_send(b"x")
+        assert receiver.receive() == b"x"
+        receiver.close()
+    memory.close()
 
 
 def test_a_second_thread_at_one_end_is_an_error(ring: Ring) -> None:

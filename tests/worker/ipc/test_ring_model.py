@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 import hypothesis.strategies as st
-from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
 from chairlift_worker.ipc import ring
 from chairlift_worker.ipc.ring import Receiver, RecordTooLargeError, RingMemory, Sender
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 RECORD = st.binary(max_size=140)
 LEAVE = st.sampled_from([0, 0, 0, 16, 48, 100])

@@ -6,7 +6,6 @@ import ctypes
 from pathlib import Path
 
 import pytest
-
 from chairlift_worker.native import library
 
 

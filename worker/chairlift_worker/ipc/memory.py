@@ -11,14 +11,15 @@ import os
 class SharedMemory:
     """A memfd, mapped. Its pages are reserved and its size is sealed, so that no access can end in SIGBUS.
 
-    Owns `fd` and the mapping; `close` gives both back. `address` is valid until then.
+    Owns `fd` and the mapping; `close` gives both back. `address` is valid until then; who hands it to native code keeps
+    a `hold` meanwhile.
     """
 
     def __init__(self, *, fd: int) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size  # bytes
         self._mapping = mmap.mmap(fd, self.size)  # ValueError for an empty file
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        self.address = ctypes.addressof(self.hold())
 
     @classmethod
     def create(cls, *, name: str, size: int) -> SharedMemory:
@@ -37,8 +38,12 @@ class SharedMemory:
         """Whether `close` was called."""
         return self._mapping.closed
 
+    def hold(self) -> ctypes.c_char:
+        """Something to keep as long as the address is used: while it exists, `close` raises BufferError."""
+        return ctypes.c_char.from_buffer(self._mapping)
+
     def close(self) -> None:
-        """Unmap and close; a second call does nothing."""
+        """Unmap and close; a second call does nothing. Raises BufferError while somebody holds the memory."""
         if not self._mapping.closed:
             self._mapping.close()
             os.close(self.fd)

@@ -74,7 +74,7 @@ def framed_bytes(record_len: int) -> int:
 
 
 class RingMemory:
-    """The memory of one ring. Owns it; ends that use it are closed before it."""
+    """The memory of one ring. Owns it. The ends that use it are closed first, else `close` raises BufferError."""
 
     def __init__(self, *, memory: SharedMemory) -> None:
         self._memory = memory
@@ -100,14 +100,9 @@ class RingMemory:
         return self._memory.fd
 
     @property
-    def address(self) -> int:
-        """Where the ring starts in this process."""
-        return self._memory.address
-
-    @property
-    def size(self) -> int:
-        """Bytes in all."""
-        return self._memory.size
+    def shared(self) -> SharedMemory:
+        """The memory itself."""
+        return self._memory
 
     def close(self) -> None:
         """Give the memory back; a second call does nothing."""
@@ -118,9 +113,10 @@ class Sender:
     """The end that writes. `doorbell` is rung when the receiver sleeps."""
 
     def __init__(self, *, memory: RingMemory, doorbell: Doorbell | None = None) -> None:
-        self._handle: int | None = _sender_open(memory.address, memory.size)
+        self._handle: int | None = _sender_open(memory.shared.address, memory.shared.size)
         if self._handle is None:
             raise RingError("the memory holds no ring")
+        self._hold: object = memory.shared.hold()
         self._doorbell = doorbell
         self._thread: int | None = None
         self.capacity = memory.capacity
@@ -168,7 +164,7 @@ class Sender:
 
     def close(self) -> None:
         """Let go of the ring; a second call does nothing."""
-        handle, self._handle = self._handle, None
+        handle, self._handle, self._hold = self._handle, None, None
         _sender_close(handle)
 
     def _refuse(self, outcome: int, num_bytes: int, leave: int) -> NoReturn:
@@ -184,9 +180,10 @@ class Receiver:
     """The end that reads."""
 
     def __init__(self, *, memory: RingMemory) -> None:
-        self._handle: int | None = _receiver_open(memory.address, memory.size)
+        self._handle: int | None = _receiver_open(memory.shared.address, memory.shared.size)
         if self._handle is None:
             raise RingError("the memory holds no ring")
+        self._hold: object = memory.shared.hold()
         self._thread: int | None = None
         self.capacity = memory.capacity
         # One buffer for all records; its pages cost nothing until a record is that large.
@@ -232,7 +229,7 @@ class Receiver:
 
     def close(self) -> None:
         """Let go of the ring; a second call does nothing."""
-        handle, self._handle = self._handle, None
+        handle, self._handle, self._hold = self._handle, None, None
         _receiver_close(handle)
 
 

@@ -1,0 +1,110 @@
+"""Bytes that are no message are an error of the decoder and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from chairlift_worker.ipc import messages
+from chairlift_worker.ipc.messages import (
+    AddRequestMsg,
+    CancelMsg,
+    EndingMsg,
+    EndingReason,
+    FlushedMsg,
+    FlushPrefixCacheMsg,
+    ModelCardMsg,
+    ReadyMsg,
+    SamplingMsg,
+    SettingMsg,
+    ShutdownMsg,
+    StartedMsg,
+    StartFailedMsg,
+    StepMsg,
+)
+from hypothesis import example, given, settings
+
+REQUESTS = [
+    AddRequestMsg(
+        uid=1,
+        prompt=b"\1\0\0\0",
+        max_new_tokens=3,
+        sampling=SamplingMsg(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0, seed=2**64 - 1),
+        stop_ids=(2, 3),
+        logprobs=True,
+        arrival_ns=2**62,
+        deadline_ns=0,
+    ),
+    CancelMsg(uid=7),
+    FlushPrefixCacheMsg(op=1),
+    ShutdownMsg(),
+]
+RESULTS = [
+    ReadyMsg(
+        model=ModelCardMsg("m", "a", "d", 10, 20, 30, (1,), "float32", 5, {"eos_token_id": [1, 2], "top_p": 0.5}),
+        settings=(SettingMsg("page_size", "16", "default"),),
+    ),
+    StartFailedMsg(message="no such model"),
+    StepMsg(
+        step=4,
+        uids=bytes(8),
+        token_ids=bytes(4),
+        logprobs=b"",
+        started=(StartedMsg(1, 16),),
+        endings=(EndingMsg(1, EndingReason.STOP, "", 1, 2, 3, 4, 5, 6),),
+    ),
+    FlushedMsg(op=1, num_pages=2),
+]
+DECODERS = [messages.decode_request, messages.decode_worker]
+DEEP = b"\x91" * 100_000
+
+
+def decode_or_refuse(decode: Callable[[bytes], object], record: bytes) -> None:
+    with contextlib.suppress(msgspec.DecodeError):
+        decode(record)
+
+
+@pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
+def test_a_request_survives_the_crossing(message: messages.RequestMsg) -> None:
+    assert messages.decode_request(messages.encode(message)) == message
+    with pytest.raises(msgspec.ValidationError):
+        messages.decode_worker(messages.encode(message))
+
+
+@pytest.mark.parametrize("message", RESULTS, ids=lambda message: type(message).__name__)
+def test_a_worker_message_survives_the_crossing(message: messages.WorkerMsg) -> None:
+    assert messages.decode_worker(messages.encode(message)) == message
+    with pytest.raises(msgspec.ValidationError):
+        messages.decode_request(messages.encode(message))
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@given(record=st.binary(max_size=300))
+@example(record=b"")
+@example(record=DEEP)
+@example(record=b"\x95\xa4step" + DEEP)
+@settings(max_examples=500, deadline=None)
+def test_random_bytes_raise_nothing_but_decode_errors(decode: Callable[[bytes], object], record: bytes) -> None:
+    decode_or_refuse(decode, record)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@given(
+    message=st.sampled_from(REQUESTS + RESULTS),
+    edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),
+    cut=st.integers(0, 400),
+)
+@settings(max_examples=500, deadline=None)
+def test_damaged_messages_raise_nothing_but_decode_errors(
+    decode: Callable[[bytes], object],
+    message: messages.RequestMsg | messages.WorkerMsg,
+    edits: list[tuple[int, int]],
+    cut: int,
+) -> None:
+    record = bytearray(messages.encode(message))
+    for place, value in edits:
+        record[place % len(record)] = value
+    decode_or_refuse(decode, bytes(record[: len(record) - cut % len(record)]))

@@ -48,7 +48,7 @@ class ServiceFailedError(Exception):
     """The service had to end. The text is one line."""
 
 
-class _Signals:
+class Signals:
     """SIGTERM and SIGINT: the first asks for a drain, the second for an end at once."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-class _End(enum.Enum):
+class End(enum.Enum):
     """How a run ended."""
 
     DRAINED = 0
@@ -84,7 +84,7 @@ async def run(configuration: Configuration, *, worker_command: Sequence[str] | N
     Raises ListenError, WorkerStartError, ServiceFailedError, each one line; all is cleaned up by then.
     `worker_command` replaces the worker's program, for tests. Must run in the main thread.
     """
-    signals = _Signals()
+    signals = Signals()
     channel = ServiceChannel.create()
     with contextlib.ExitStack() as resources:
         resources.callback(channel.close)
@@ -108,20 +108,20 @@ class App:
     UNAVAILABLE, NOT_READY until then.
     """
 
-    def __init__(self, core: Core, *, signals: _Signals) -> None:
+    def __init__(self, core: Core, *, signals: Signals) -> None:
         self._core = core
         self._signals = signals
         self._servers: list[grpc.aio.Server] = []
         self._listeners = Listeners()
         self._tokenizer: Tokenizer | None = None
 
-    async def run(self) -> _End:
+    async def run(self) -> End:
         """Serves until the end."""
         addresses = await self._listen()
         self._core.link.open(sink=self._core.dispatcher)
         ready = await self._until_first_signal(self._core.supervisor.start())
         if ready is None:
-            return _End.DRAINED
+            return End.DRAINED
         self._core.lifecycle.serve(self._served_model(ready))
         name = self._core.configuration.worker.model
         print(f"chairlift: serving {name} on {', '.join(map(str, addresses))}", flush=True)  # noqa: T201 - the one line
@@ -204,7 +204,7 @@ class App:
         self._core.registry.fail_all(ServiceError(Reason.WORKER_LOST, "the worker is gone"))
         raise ServiceFailedError(f"worker lost: {why}")
 
-    async def _drain(self) -> _End:
+    async def _drain(self) -> End:
         """Refuses what is new and lets what is there end, for a time."""
         core = self._core
         core.lifecycle.drain()
@@ -220,7 +220,7 @@ class App:
                 await watch
         finally:
             watch.cancel()
-        return _End.CUT if self._signals.second.is_set() else _End.DRAINED
+        return End.CUT if self._signals.second.is_set() else End.DRAINED
 
     def _busy(self) -> bool:
         """Whether a request is live, or one that is over is still being read."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.requests.generation import Generation
 
 
 class Admission:
@@ -42,12 +43,15 @@ class Admission:
                 f"{self.num_tokens} prompt tokens wait, {num_tokens} more would pass the limit of {self._max_tokens}",
             )
 
-    def enter(self, num_tokens: int) -> None:
-        """One request waits from now on."""
+    def enter(self, generation: Generation) -> None:
+        """It waits from now on."""
+        generation.waiting = True
         self.num_requests += 1
-        self.num_tokens += num_tokens
+        self.num_tokens += generation.request.num_prompt_tokens
 
-    def leave(self, num_tokens: int) -> None:
-        """It has started, or is over."""
-        self.num_requests -= 1
-        self.num_tokens -= num_tokens
+    def leave(self, generation: Generation) -> None:
+        """It has started, or is over. A second call does nothing."""
+        if generation.waiting:
+            generation.waiting = False
+            self.num_requests -= 1
+            self.num_tokens -= generation.request.num_prompt_tokens

@@ -19,7 +19,7 @@ class Canceller:
         """Cancels the request of this id; says what that did."""
         generation = self._registry.find(request_id)
         if generation is None:
-            if self._registry.is_departed(request_id):
+            if self._registry.departed.was_kept(request_id) is not None:
                 return generation_service_pb2.CANCEL_STATUS_ALREADY_FINISHED
             return generation_service_pb2.CANCEL_STATUS_NOT_FOUND
         if generation.ending is None:

@@ -33,7 +33,7 @@ class Generation:
     state: event_pb2.RequestState = event_pb2.REQUEST_STATE_WAITING
     ending: EndingMsg | ServiceError | None = None
     cancelled: bool = False  # a caller was told that it ends with CANCELLED
-    waiting: bool = True  # counts in the admission's bound
+    waiting: bool = False  # counts in the admission's bound
     size: int = 0  # bytes accounted for its kept result
 
     @property

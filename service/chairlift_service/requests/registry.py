@@ -29,7 +29,7 @@ class Registry:
         self._admission = admission
         self._kept = kept
         self._readers = readers
-        self._departed = Departed()
+        self.departed = Departed()
         self._live: dict[int, Generation] = {}
         self._by_id: dict[str, Generation] = {}
         self._by_session: defaultdict[str, dict[int, Generation]] = defaultdict(dict)
@@ -64,7 +64,7 @@ class Registry:
         self._by_id[generation.request_id] = generation
         if generation.request.session:
             self._by_session[generation.request.session][generation.uid] = generation
-        self._admission.enter(generation.request.num_prompt_tokens)
+        self._admission.enter(generation)
         for reader in self._readers.of(generation):
             reader.follow(generation)
 
@@ -77,21 +77,6 @@ class Registry:
         self.sweep()
         return self._by_id.get(request_id)
 
-    def find_readable(self, request_id: str) -> Generation:
-        """The detached generation of this id. Raises ServiceError: REQUEST_NOT_FOUND or RESULT_EXPIRED."""
-        generation = self.find(request_id)
-        if generation is None:
-            if self._departed.was_kept(request_id):
-                raise ServiceError(Reason.RESULT_EXPIRED, f"the result of request {request_id!r} is no longer kept")
-            raise ServiceError(Reason.REQUEST_NOT_FOUND, f"there is no request {request_id!r}")
-        if not generation.detached:
-            raise ServiceError(Reason.REQUEST_NOT_FOUND, f"request {request_id!r} is read by the call that added it")
-        return generation
-
-    def is_departed(self, request_id: str) -> bool:
-        """Whether there was such a request lately."""
-        return self._departed.was_kept(request_id) is not None
-
     def of_session(self, session: str) -> list[Generation]:
         """Generations of a session, live and kept, oldest first."""
         self.sweep()
@@ -100,12 +85,12 @@ class Registry:
     def start(self, generation: Generation, cached_tokens: int) -> None:
         """The worker began to compute it."""
         generation.start(cached_tokens)
-        self._leave_queue(generation)
+        self._admission.leave(generation)
 
     def confirm(self, generation: Generation, ending: EndingMsg | ServiceError) -> None:
         """The worker is done with it, or is gone: its readers get `ending` if they have none, its result is kept."""
         generation.end(ending)
-        self._leave_queue(generation)
+        self._admission.leave(generation)
         del self._live[generation.uid]
         if generation.detached:
             self._kept.keep(generation, now_ns=time.monotonic_ns())
@@ -130,13 +115,8 @@ class Registry:
             self._readers.notify(generation)
         self._readers.end_all(error)
 
-    def _leave_queue(self, generation: Generation) -> None:
-        if generation.waiting:
-            generation.waiting = False
-            self._admission.leave(generation.request.num_prompt_tokens)
-
     def _forget(self, generation: Generation) -> None:
-        self._departed.add(generation)
+        self.departed.add(generation)
         if self._by_id.get(generation.request_id) is generation:
             del self._by_id[generation.request_id]
         session = generation.request.session
@@ -144,3 +124,15 @@ class Registry:
             self._by_session[session].pop(generation.uid, None)
             if not self._by_session[session]:
                 del self._by_session[session]
+
+
+def readable(registry: Registry, request_id: str) -> Generation:
+    """The detached generation of this id. Raises ServiceError: REQUEST_NOT_FOUND or RESULT_EXPIRED."""
+    generation = registry.find(request_id)
+    if generation is None:
+        if registry.departed.was_kept(request_id):
+            raise ServiceError(Reason.RESULT_EXPIRED, f"the result of request {request_id!r} is no longer kept")
+        raise ServiceError(Reason.REQUEST_NOT_FOUND, f"there is no request {request_id!r}")
+    if not generation.detached:
+        raise ServiceError(Reason.REQUEST_NOT_FOUND, f"request {request_id!r} is read by the call that added it")
+    return generation

@@ -15,7 +15,7 @@ from chairlift_service.requests.intake import Intake
 from chairlift_service.requests.lease import Lease
 from chairlift_service.requests.output_log import LogSlice
 from chairlift_service.requests.readers import Reader, Readers
-from chairlift_service.requests.registry import Registry
+from chairlift_service.requests.registry import Registry, readable
 from chairlift_service.servicers import events
 from chairlift_service.servicers.edge import CallContext, guarded, request_id_metadata
 from chairlift_service.validate import is_name
@@ -116,7 +116,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         return lease
 
     async def _stream_request(self, request_id: str, from_index: int, context: CallContext) -> None:
-        generation = self._registry.find_readable(request_id)
+        generation = readable(self._registry, request_id)
         if from_index > len(generation.output):
             raise _violation("from_index", f"is {from_index}; {len(generation.output)} tokens are generated so far")
         with self._readers.open(("request", generation.uid)) as reader:

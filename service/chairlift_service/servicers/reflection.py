@@ -47,7 +47,8 @@ def _add_v1_descriptor() -> None:
     file.package = _V1
     for message in file.message_type:
         for field in message.field:
-            field.type_name = field.type_name.replace(_V1ALPHA, _V1)
+            if field.type_name:
+                field.type_name = field.type_name.replace(_V1ALPHA, _V1)
     for method in file.service[0].method:
         method.input_type = method.input_type.replace(_V1ALPHA, _V1)
         method.output_type = method.output_type.replace(_V1ALPHA, _V1)

@@ -1,0 +1,246 @@
+"""A worker without a model: it speaks the real protocol over the real rings and echoes prompts.
+
+Token i of an output is `prompt[i % len(prompt)]`, so that a test knows every answer beforehand. Its log-probability
+is -0.5 - i / 1024. As a program it takes the place of `python -m chairlift_worker`; options come from
+$FAKE_WORKER, a JSON object with the fields of `Script`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from array import array
+from pathlib import Path
+
+from chairlift_worker.ipc.channel import ServiceGoneError, WorkerChannel
+from chairlift_worker.ipc.messages import (
+    AddRequestMsg,
+    CancelMsg,
+    EndingMsg,
+    EndingReason,
+    FlushedMsg,
+    FlushPrefixCacheMsg,
+    ModelCardMsg,
+    ReadyMsg,
+    SettingMsg,
+    ShutdownMsg,
+    StartedMsg,
+    StartFailedMsg,
+    StepMsg,
+    WorkerMsg,
+    decode_request,
+    encode,
+)
+from chairlift_worker.ipc.status import Phase
+
+VOCAB_SIZE = 512
+CONTEXT_LEN = 2048
+CACHE_LEN = 1024
+EOS_ID = 0
+NUM_FLUSHED = 7  # pages that a flush always brings
+CACHED_TOKENS = 3  # prompt tokens that every request is said to have found in the prefix cache
+ERROR_TOKEN = 500  # a prompt that starts with it fails after two tokens
+CRASH_TOKEN = 501  # a prompt that starts with it kills the worker when it starts
+ERROR_TEXT = "NUMERICAL_ERROR: the logits were not finite"
+
+
+def logprob(index: int) -> float:
+    """Log-probability of the token at `index`; exact in float32."""
+    return -0.5 - index / 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Script:
+    """How the fake behaves."""
+
+    tokenizer_dir: str = ""
+    generation_config: dict[str, object] = dataclasses.field(default_factory=dict)
+    max_running: int = 64  # others wait
+    step_s: float = 0.001  # pause before each step
+    start_s: float = 0.0  # pause before it says that it is ready
+    fail_start: str = ""  # says this instead, and exits
+    crash_start: bool = False  # exits with code 3 and says nothing
+    deaf: bool = False  # does not take messages off the ring
+    ignore_shutdown: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class Row:
+    """A request in the fake."""
+
+    message: AddRequestMsg
+    prompt: array[int]
+    num_generated: int = 0
+    started: bool = False
+
+
+class FakeWorker:
+    """The step loop."""
+
+    def __init__(self, *, channel: WorkerChannel, script: Script) -> None:
+        self._channel = channel
+        self._script = script
+        self._rows: dict[int, Row] = {}
+        self._endings: list[EndingMsg] = []
+        self._steps = 0
+        self._generated = 0
+        self._prompt_tokens = 0
+        self._stopping = False
+
+    def run(self) -> int:
+        """Until told to stop; returns the exit code."""
+        if not self._greet():
+            return 1
+        while not self._stopping:
+            self.turn(wait_s=0.05)
+        return 0
+
+    def turn(self, *, wait_s: float = 0.0) -> None:
+        """Takes what came in, and runs one step if there is anything to do."""
+        if not self._script.deaf:
+            while (record := self._channel.requests.receive()) is not None:
+                self._handle(record)
+        self._expire()
+        if self._rows or self._endings:
+            time.sleep(self._script.step_s)
+            self._step()
+        elif wait_s and self._script.deaf:
+            time.sleep(wait_s)
+        elif wait_s:
+            self._channel.wait_for_request(wait_s)
+        self._show()
+
+    def _greet(self) -> bool:
+        time.sleep(self._script.start_s)
+        if self._script.crash_start:
+            sys.exit(3)
+        if self._script.fail_start:
+            self._send(StartFailedMsg(message=self._script.fail_start))
+            return False
+        card = ModelCardMsg(
+            name="fake",
+            architecture="FakeForCausalLM",
+            tokenizer_dir=self._script.tokenizer_dir,
+            vocab_size=VOCAB_SIZE,
+            context_len=CONTEXT_LEN,
+            cache_len=CACHE_LEN,
+            eos_token_ids=(EOS_ID,),
+            dtype="float32",
+            num_parameters=1234,
+            generation_config=self._script.generation_config,
+        )
+        settings = (SettingMsg(name="page_size", value="16", reason="the fake's own"),)
+        self._send(ReadyMsg(model=card, settings=settings))
+        return True
+
+    def _handle(self, record: bytes) -> None:
+        match decode_request(record):
+            case AddRequestMsg() as message:
+                self._rows[message.uid] = Row(message, array("i", message.prompt))
+            case CancelMsg(uid=uid):
+                self._end(uid, EndingReason.CANCELLED)
+            case FlushPrefixCacheMsg(op=op):
+                self._send(FlushedMsg(op=op, num_pages=NUM_FLUSHED))
+            case ShutdownMsg():
+                self._stopping = not self._script.ignore_shutdown
+
+    def _expire(self) -> None:
+        now_ns = time.monotonic_ns()
+        for uid, row in list(self._rows.items()):
+            if row.message.deadline_ns and row.message.deadline_ns <= now_ns:
+                self._end(uid, EndingReason.DEADLINE)
+
+    def _step(self) -> None:
+        self._steps += 1
+        uids, token_ids, logprobs = array("Q"), array("i"), array("f")
+        started = []
+        for uid, row in list(self._rows.items())[: self._script.max_running]:
+            if not row.started:
+                row.started = True
+                self._prompt_tokens += len(row.prompt)
+                started.append(StartedMsg(uid=uid, cached_tokens=min(CACHED_TOKENS, len(row.prompt) - 1)))
+                if row.prompt[0] == CRASH_TOKEN:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            token = row.prompt[row.num_generated % len(row.prompt)]
+            uids.append(uid)
+            token_ids.append(token)
+            logprobs.append(logprob(row.num_generated) if row.message.logprobs else float("nan"))
+            row.num_generated += 1
+            self._generated += 1
+            if row.prompt[0] == ERROR_TOKEN and row.num_generated == 2:
+                self._end(uid, EndingReason.ERROR, error=ERROR_TEXT)
+            elif token in row.message.stop_ids:
+                self._end(uid, EndingReason.STOP)
+            elif row.num_generated == row.message.max_new_tokens:
+                self._end(uid, EndingReason.LENGTH)
+        endings, self._endings = self._endings, []
+        self._send(
+            StepMsg(
+                step=self._steps,
+                uids=uids.tobytes(),
+                token_ids=token_ids.tobytes(),
+                logprobs=logprobs.tobytes(),
+                started=tuple(started),
+                endings=tuple(endings),
+            )
+        )
+
+    def _end(self, uid: int, reason: EndingReason, *, error: str = "") -> None:
+        row = self._rows.pop(uid, None)
+        if row is None:
+            return
+        self._endings.append(
+            EndingMsg(
+                uid=uid,
+                reason=reason,
+                error=error,
+                queued_ns=1_000_000,
+                prefill_ns=2_000_000,
+                decode_ns=3_000_000,
+                swapped_ns=0,
+                preemptions=0,
+                cached_tokens=min(CACHED_TOKENS, len(row.prompt) - 1) if row.started else 0,
+            )
+        )
+
+    def _send(self, message: WorkerMsg) -> None:
+        self._channel.send_result(encode(message), heartbeat=self._channel.status.beat)
+
+    def _show(self) -> None:
+        running = sum(row.started for row in self._rows.values())
+        self._channel.status.set(
+            phase=Phase.RUNNING if self._rows else Phase.IDLE,
+            steps=self._steps,
+            requests_waiting=len(self._rows) - running,
+            requests_running=running,
+            generated_tokens=self._generated,
+            prompt_tokens=self._prompt_tokens,
+        )
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--channel", required=True)
+    parser.add_argument("--settings", required=True)
+    arguments = parser.parse_args()
+    json.loads(arguments.settings)  # the service's own checks are tested elsewhere: it must be JSON
+    script = Script(**json.loads(os.environ.get("FAKE_WORKER", "{}")))
+    channel = WorkerChannel.attach(arguments.channel)
+    try:
+        return FakeWorker(channel=channel, script=script).run()
+    except ServiceGoneError:
+        return 0
+
+
+COMMAND = (sys.executable, str(Path(__file__)))
+"""What takes the place of `python -m chairlift_worker`."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

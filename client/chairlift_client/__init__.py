@@ -48,6 +48,15 @@ from chairlift_client._types import (
     Tokens,
     Usage,
 )
+from chairlift_client.manager import (
+    ContinuousBatchingConfig,
+    ContinuousBatchingManager,
+    GenerationConfig,
+    GenerationOutput,
+    RemoteModel,
+    RequestStatus,
+    connect,
+)
 
 __all__ = [
     "Accepted",
@@ -60,6 +69,8 @@ __all__ = [
     "ChairliftError",
     "Choice",
     "Client",
+    "ContinuousBatchingConfig",
+    "ContinuousBatchingManager",
     "DeadlineExceededError",
     "Delta",
     "DuplicateRequestError",
@@ -70,6 +81,8 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerateOptions",
+    "GenerationConfig",
+    "GenerationOutput",
     "HealthStatus",
     "InternalError",
     "InvalidRequestError",
@@ -82,7 +95,9 @@ __all__ = [
     "PoisonedRequestError",
     "PreconditionError",
     "Prompt",
+    "RemoteModel",
     "RequestState",
+    "RequestStatus",
     "Result",
     "ResultEvent",
     "ResultExpiredError",
@@ -98,4 +113,5 @@ __all__ = [
     "UnavailableError",
     "UnsupportedCallError",
     "Usage",
+    "connect",
 ]

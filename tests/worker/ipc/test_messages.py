@@ -81,6 +81,13 @@ def test_a_worker_message_survives_the_crossing(message: messages.WorkerMsg) -> 
         messages.decode_request(messages.encode(message))
 
 
+def test_a_generation_config_that_is_nested_too_deeply_is_a_decode_error() -> None:
+    record = messages.encode(RESULTS[0])
+    at = record.index(b"\xcb\x3f\xe0")  # top_p, the float 0.5
+    with pytest.raises(msgspec.DecodeError, match="nested too deeply"):
+        messages.decode_worker(record[:at] + DEEP)
+
+
 @pytest.mark.parametrize("decode", DECODERS)
 @given(record=st.binary(max_size=300))
 @example(record=b"")

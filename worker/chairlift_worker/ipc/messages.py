@@ -164,4 +164,7 @@ def decode_request(record: bytes) -> RequestMsg:
 
 def decode_worker(record: bytes) -> WorkerMsg:
     """The inverse of `encode`, in the service. Raises msgspec.DecodeError on bytes that are no worker message."""
-    return _worker_decoder.decode(record)
+    try:
+        return _worker_decoder.decode(record)
+    except RecursionError as error:  # generation_config may hold anything, to any depth
+        raise msgspec.DecodeError("nested too deeply") from error

@@ -1,0 +1,5 @@
+"""The program `chairlift`: one module a command."""
+
+from chairlift_client.cli._main import main
+
+__all__ = ["main"]

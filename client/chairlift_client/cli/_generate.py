@@ -1,0 +1,113 @@
+"""`chairlift generate`: one prompt, its answer as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from typing import Any
+
+import grpc
+from chairlift.v1 import generation_service_pb2
+
+from chairlift_client import _channel, _requests
+from chairlift_client._requests import GenerateOptions
+from chairlift_client._streams import EventStream
+from chairlift_client._stubs import Stubs
+from chairlift_client.cli import _input
+from chairlift_client.cli._output import Commands, WrongUseError, add_command, print_json, to_dict
+
+
+def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    parser = add_command(commands, common, "generate", run, "Generate from a prompt and stream the answer.")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="the prompt; - reads standard input")
+    parser.add_argument("--ids", type=_input.token_ids, metavar="1,2,3", help="the prompt as token ids")
+    parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    parser.add_argument("--top-k", type=int, metavar="K", help="0 turns it off")
+    parser.add_argument("--top-p", type=float, metavar="P")
+    parser.add_argument("--min-p", type=float, metavar="P")
+    parser.add_argument("--seed", type=int, metavar="N")
+    parser.add_argument(
+        "--stop-token-ids", type=_input.token_ids, metavar="1,2,3", help="further ids that end the answer"
+    )
+    parser.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop at the model's EOS")
+    parser.add_argument("--logprobs", type=int, metavar="N", help="log-probabilities of the tokens; needs --json")
+    parser.add_argument(
+        "--output", choices=["text", "ids", "both"], help="what to return (default: text; both in JSON)"
+    )
+    parser.add_argument("--keep-special-tokens", action="store_true", help="show special tokens in the text")
+    parser.add_argument("--deadline", type=_input.positive_float, metavar="SECONDS")
+    parser.add_argument("--request-id", metavar="ID")
+    parser.add_argument("--session", metavar="NAME")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    if not options.json and options.logprobs:
+        raise WrongUseError("--logprobs needs --json")
+    if not options.json and options.output == "both":
+        raise WrongUseError("--output both needs --json")
+    request = generation_service_pb2.GenerateRequest(
+        request=_requests.generation_request(_input.read_prompt(options), _request_options(options))
+    )
+    show = _show_json if options.json else _show_ids if options.output == "ids" else _show_text
+    with contextlib.closing(
+        grpc.insecure_channel(options.target, options=_channel.channel_options(options.target))
+    ) as channel:
+        call = Stubs(channel).generation.Generate(request, timeout=options.deadline)
+        events: EventStream[Any] = EventStream(call, lambda message: message)
+        with events:
+            _stream(events, show, newline=not options.json)
+    return 0
+
+
+def _stream(events: EventStream[Any], show: Any, *, newline: bool) -> None:
+    """Show events; a line of text that has begun is ended, whatever happens, so that an error stands apart."""
+    begun = False
+    try:
+        for event in events:
+            begun |= event.WhichOneof("event") == "delta"
+            show(event)
+    finally:
+        if begun and newline:
+            print(flush=True)
+
+
+def _request_options(options: argparse.Namespace) -> GenerateOptions:
+    output = options.output or ("both" if options.json else "text")
+    return GenerateOptions(
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        logprobs=options.logprobs,
+        request_id=options.request_id,
+        session=options.session,
+        return_text=output in ("text", "both"),
+        return_token_ids=output in ("ids", "both"),
+        skip_special_tokens=not options.keep_special_tokens,
+    )
+
+
+def _show_json(event: generation_service_pb2.GenerateResponse) -> None:
+    print_json(to_dict(event))
+
+
+def _show_text(event: generation_service_pb2.GenerateResponse) -> None:
+    if event.delta.text:
+        sys.stdout.write(event.delta.text)
+        sys.stdout.flush()
+
+
+def _show_ids(event: generation_service_pb2.GenerateResponse) -> None:
+    if event.delta.token_ids:
+        separator = " " if event.delta.index else ""
+        sys.stdout.write(separator + " ".join(map(str, event.delta.token_ids)))
+        sys.stdout.flush()

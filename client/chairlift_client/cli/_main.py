@@ -1,0 +1,65 @@
+"""Parses the command line, runs the command, and turns errors into lines and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from chairlift_client import _channel
+from chairlift_client._errors import ChairliftError
+from chairlift_client.cli import _bench, _generate, _service, _tokenize
+from chairlift_client.cli._output import WrongUseError, print_error
+
+GOOD: Final = 0
+REFUSED: Final = 1  # the service said no
+WRONG_USE: Final = 2
+INTERRUPTED: Final = 130  # what shells report for SIGINT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code; wrong use raises SystemExit(2), as argparse does."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        options.target = _channel.resolve_target(options.target)
+        exit_code: int = options.run(options)
+    except ChairliftError as error:
+        print_error(error, as_json=options.json)
+        return REFUSED
+    except (WrongUseError, ValueError) as error:
+        print(f"chairlift {options.command}: {error}", file=sys.stderr)
+        return WRONG_USE
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return GOOD
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="chairlift", description="Talk to a Chairlift service.", allow_abbrev=False)
+    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    common.add_argument(
+        "--target",
+        metavar="ADDR",
+        help=f"HOST:PORT or unix:PATH; admin commands name the admin address (default: ${_channel.TARGET_VARIABLE}, "
+        f"else {_channel.DEFAULT_TARGET})",
+    )
+    common.add_argument("--json", action="store_true", help="machine-readable output")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for add_to in (
+        _generate.add_generate,
+        _bench.add_bench,
+        _service.add_health,
+        _service.add_info,
+        _service.add_cancel,
+        _tokenize.add_tokenize,
+        _service.add_flush_prefix_cache,
+    ):
+        add_to(commands, common)
+    return parser

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass
+from typing import Final
 
 from chairlift_worker.faults import Faults
-from chairlift_worker.plan import StepPlan, StepResult
+from chairlift_worker.plan import RowPlan, SampleSpec, StepPlan, StepResult
 from chairlift_worker.runner import Runner
 from chairlift_worker.sampling import Sampler
+
+_GREEDY: Final = SampleSpec(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, index=0, logprob=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,17 @@ class ModelExecutor:
         self._faults = faults
         self._sampler = Sampler(on_row=faults.before_sampling)
         self.last_times = StepTimes()
+
+    def warm_up(self) -> None:
+        """Runs a prompt and a batch of single tokens, so that the first request does not pay for first-time work.
+
+        Whatever lies in page 0 is overwritten: to be called before the first request.
+        """
+        tokens, pages = array("i", [0] * 4), array("i", [0])
+        prompt = RowPlan(uid=0, tokens=tokens, start=0, num_tokens=4, pages=pages, sample=_GREEDY)
+        single = RowPlan(uid=0, tokens=tokens, start=3, num_tokens=1, pages=pages, sample=_GREEDY)
+        for rows in ((prompt,), (single,), (single,) * 4):
+            self._sampler.sample(self._runner.forward(StepPlan(step=0, rows=rows)), rows)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """The plan's result. Whatever the model raises passes through."""

@@ -1,0 +1,107 @@
+"""Composition root of the worker: from settings to parts that are ready to run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from chairlift_worker.attention.backends import make_backend
+from chairlift_worker.config import ModelFacts, SettingError, WorkerConfig, resolve
+from chairlift_worker.engine import Engine
+from chairlift_worker.executor import ModelExecutor
+from chairlift_worker.faults import Faults
+from chairlift_worker.host import free_memory, num_cores
+from chairlift_worker.ipc.channel import WorkerChannel
+from chairlift_worker.ipc.messages import ReadyMsg
+from chairlift_worker.ipc.settings import WorkerSettings
+from chairlift_worker.ipc.status import Phase
+from chairlift_worker.kv.memory import PagedMemory
+from chairlift_worker.model.loaded import LoadedModel
+from chairlift_worker.model.loader import load_model
+from chairlift_worker.roster import Roster
+from chairlift_worker.runner import Runner
+from chairlift_worker.scheduler import Scheduler, StepLimits
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A worker's parts, joined and warm."""
+
+    roster: Roster
+    scheduler: Scheduler
+    executor: ModelExecutor
+    ready: ReadyMsg  # what the worker says of itself
+
+
+def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
+    """Loads, resolves, allocates, warms up. Raises ModelError or SettingError, in one line, where that cannot be."""
+    try:
+        faults = Faults(settings.fault_injection)
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+    torch.set_num_threads(settings.num_threads or num_cores())
+    channel.status.set(phase=Phase.LOADING)
+    model = load_model(settings)
+    config = resolve(settings, model=_facts(model), memory=free_memory(), cores=num_cores())
+    for entry in config.settings:
+        _log.info("setting", name=entry.name, value=entry.value, reason=entry.reason)
+    executor = _executor(settings, config, model, faults)
+    channel.status.set(phase=Phase.WARMING)
+    executor.warm_up()
+    memory = PagedMemory(num_pages=config.num_blocks, page_size=config.page_size, sharing=config.allow_block_sharing)
+    roster = Roster(memory=memory)
+    return Parts(
+        roster=roster,
+        scheduler=_scheduler(config, roster),
+        executor=executor,
+        ready=ReadyMsg(model=model.card(cache_len=config.cache_len), settings=config.settings),
+    )
+
+
+def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
+    """The engine over these parts."""
+    return Engine(channel=channel, roster=parts.roster, scheduler=parts.scheduler, executor=parts.executor)
+
+
+def _executor(settings: WorkerSettings, config: WorkerConfig, model: LoadedModel, faults: Faults) -> ModelExecutor:
+    runner = Runner(
+        model=model.module,
+        layers=model.layers,
+        backend=make_backend(settings.attn_implementation),
+        page_size=config.page_size,
+        num_pages=config.num_blocks,
+    )
+    return ModelExecutor(runner=runner, faults=faults)
+
+
+def _scheduler(config: WorkerConfig, roster: Roster) -> Scheduler:
+    limits = StepLimits(
+        max_batch_tokens=config.max_batch_tokens,
+        max_prefill_chunk=config.max_prefill_chunk,
+        max_requests_per_batch=config.max_requests_per_batch,
+        scheduler_type=config.scheduler_type,
+        safety_margin=config.safety_margin,
+    )
+    return Scheduler(limits=limits, roster=roster)
+
+
+def _facts(model: LoadedModel) -> ModelFacts:
+    """What the resolution needs, buffer sizes estimated by the widths of the largest layers."""
+    text = model.module.config.get_text_config()
+    hidden = text.hidden_size
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    item = model.dtype.itemsize
+    return ModelFacts(
+        context_len=model.context_len,
+        slot_bytes=model.slot_bytes,
+        token_bytes=math.ceil(item * (8 * hidden + 3 * inner)),
+        logits_bytes=model.vocab_size * (item + 4),  # as the model gives them, and in float32
+        has_sliding_layers=model.has_sliding_layers,
+        dtype=model.dtype_name,
+        dtype_reason=model.dtype_reason,
+    )

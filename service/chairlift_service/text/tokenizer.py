@@ -13,7 +13,7 @@ from typing import Any, Final
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by the library: no thread pool of its own, please
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.text.decoder import byte_level_bytes, decoder_traits
@@ -127,12 +127,15 @@ def _decoder(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
 
 
 def _apply(config: Mapping[str, Any], backend: tokenizers.Tokenizer) -> None:
-    """What transformers changes in a tokenizer for the sake of tokenizer_config.json (TokenizersBackend.__init__)."""
+    """What transformers changes in a tokenizer for the sake of tokenizer_config.json (TokenizersBackend.__init__).
+
+    That is tokens which tokenizer.json lacks, and which tokens are special. `add_bos_token` and `add_eos_token` have no
+    say where there is a tokenizer.json: its post-processor holds (PreTrainedTokenizerBase._from_pretrained).
+    """
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed = [_added(entry) for _, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=_by_id)]
     backend.add_tokens([token for token in listed if token.content not in known])
-    named = {name: _content(config[name]) for name in _NAMED if config.get(name) is not None}
-    special = [*named.values()]
+    special = [_content(config[name]) for name in _NAMED if config.get(name) is not None]
     for name in _LISTS:
         entries = config.get(name) or []
         special += [_content(entry) for entry in (entries.values() if isinstance(entries, dict) else entries)]
@@ -140,19 +143,6 @@ def _apply(config: Mapping[str, Any], backend: tokenizers.Tokenizer) -> None:
     backend.add_special_tokens(
         [flags.get(text) or AddedToken(text, special=True, normalized=False) for text in special]
     )
-    if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
-        _frame(
-            backend,
-            bos=named.get("bos_token") if config.get("add_bos_token") else None,
-            eos=named.get("eos_token") if config.get("add_eos_token") else None,
-        )
-
-
-def _frame(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
-    """Puts these tokens around every prompt, and no others."""
-    single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
-    special = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
-    backend.post_processor = processors.TemplateProcessing(single=single, pair=f"{single} $B:1", special_tokens=special)
 
 
 def _content(entry: Any) -> str:

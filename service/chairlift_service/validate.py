@@ -149,9 +149,11 @@ async def _prompt(
         where, ids = f"{path}.token_ids.ids", request.token_ids.ids
     if not _fits(ids, path=where.removesuffix(".ids"), model=model, faults=faults):
         return array("i")
-    if not _check_ids(ids, path=where, size=model.vocab_size, faults=faults):
+    if which == "text" and max(ids) >= model.vocab_size:
+        text = f"has token {max(ids)}, which the model lacks: it has {model.vocab_size}"
+        faults.add(where, text, Reason.UNKNOWN_TOKEN_ID)
         return array("i")
-    return array("i", ids)
+    return array("i", ids) if _check_ids(ids, path=where, size=model.vocab_size, faults=faults) else array("i")
 
 
 def _fits(ids: Sequence[int], *, path: str, model: ModelCardMsg, faults: _Faults) -> bool:

@@ -34,7 +34,7 @@ class Client:
     request's deadline, and raises a `ChairliftError`.
 
     >>> with Client(target) as client:
-    ...     print(client.complete("echo ", max_new_tokens=10).text)
+    ...     print(client.complete("echo ", max_new_tokens=9).text)
     echo echo
     """
 

@@ -11,6 +11,7 @@ import grpc
 
 from chairlift_client import _channel
 from chairlift_client._stubs import Stubs
+from chairlift_client.manager._inbox import Inbox
 from chairlift_client.manager._output import GenerationOutput
 from chairlift_client.manager._releaser import Releaser
 from chairlift_client.manager._session import Session
@@ -40,9 +41,11 @@ class ContinuousBatchingManager:
         self._channel = grpc.insecure_channel(target, options=_channel.channel_options(target))
         stubs = Stubs(self._channel)
         releaser = Releaser(cancel=stubs.generation.Cancel)
+        self._inbox = Inbox()
         self._session = Session(
             name=f"manager-{uuid.uuid4().hex[:12]}",
             result=stubs.generation.Result,
+            inbox=self._inbox,
             releaser=releaser,
             reconnect_timeout=reconnect_timeout,
         )
@@ -50,6 +53,7 @@ class ContinuousBatchingManager:
             self._submitter = Submitter(
                 stubs=stubs,
                 session=self._session,
+                inbox=self._inbox,
                 releaser=releaser,
                 generation_config=generation_config,
                 continuous_batching_config=continuous_batching_config,
@@ -83,7 +87,9 @@ class ContinuousBatchingManager:
             return
         self._submitter.refusal = "The manager is stopped"
         if hard_stop:
-            self._session.fail_live("RuntimeError: generation was stopped before this request completed")
+            self._inbox.fail(
+                self._inbox.live_ids(), "RuntimeError: generation was stopped before this request completed"
+            )
             self._submitter.cancel_session()
         if not self._session.detach(timeout=timeout if block else 0.0) and block:
             logger.warning("Requests were still running after the time-out of stop (%s s).", timeout)
@@ -156,16 +162,16 @@ class ContinuousBatchingManager:
         A streaming request's next result is one token more. None after `timeout` seconds, when the manager has
         stopped and nothing is left, or when the id is not one of a request to come.
         """
-        return self._session.take(request_id, timeout=timeout)
+        return self._inbox.take(request_id, timeout=timeout)
 
     def __iter__(self) -> Iterator[GenerationOutput]:
         """Results as they come, until every request that was added has been handed out, or the manager has stopped."""
-        while (output := self._session.take(None, timeout=None, until_idle=True)) is not None:
+        while (output := self._inbox.take(None, timeout=None, until_idle=True)) is not None:
             yield output
 
     def request_id_iter(self, request_id: str) -> Iterator[GenerationOutput]:
         """Outputs of one request: for a streaming one, one for each token, each with all tokens so far."""
-        while (output := self._session.take(request_id, timeout=None)) is not None:
+        while (output := self._inbox.take(request_id, timeout=None)) is not None:
             yield output
             if output.is_finished():
                 return

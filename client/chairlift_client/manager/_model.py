@@ -21,11 +21,6 @@ class RemoteModel:
     """A model that a Chairlift service serves. Made by `connect`.
 
     `generation_config`, a GenerationConfig of ours or of transformers, holds for every manager that is given none.
-
-    >>> model = connect(target)
-    >>> outputs = model.generate_batch(inputs=[[5, 6], [7]], generation_config=GenerationConfig(max_new_tokens=3))
-    >>> [output.generated_tokens for output in outputs.values()]
-    [[5, 6, 5], [7, 7, 7]]
     """
 
     def __init__(
@@ -107,6 +102,11 @@ class RemoteModel:
 
         A request that failed on the way is among them with its `error`. Raises ChairliftError if the service refuses
         the batch (an invalid prompt, say) or is gone.
+
+        >>> model = connect(target)
+        >>> outputs = model.generate_batch(inputs=[[5, 6], [7]], generation_config=GenerationConfig(max_new_tokens=3))
+        >>> [output.generated_tokens for output in outputs.values()]
+        [[5, 6, 5], [7, 7, 7]]
         """
         inputs = list(inputs)
         if not inputs:

@@ -15,6 +15,7 @@ from chairlift_client import _convert, _errors, _requests
 from chairlift_client._requests import GenerateOptions
 from chairlift_client._stubs import Stubs
 from chairlift_client.manager import _batching_config, _generation_config
+from chairlift_client.manager._inbox import Inbox
 from chairlift_client.manager._releaser import Releaser
 from chairlift_client.manager._request import TrackedRequest
 from chairlift_client.manager._session import Session
@@ -40,6 +41,7 @@ class Submitter:
         *,
         stubs: Stubs,
         session: Session,
+        inbox: Inbox,
         releaser: Releaser,
         generation_config: object,
         continuous_batching_config: object | None,
@@ -47,6 +49,7 @@ class Submitter:
         _generation_config.check_generation_config(generation_config)
         self._generation = stubs.generation
         self._session = session
+        self._inbox = inbox
         self._releaser = releaser
         self._generation_config = generation_config
         self._own = _batching_config.SessionConfig()
@@ -93,11 +96,12 @@ class Submitter:
                 )
             )
         # Events may come before the call returns, so they are expected from before it.
-        self._session.register(tracked)
+        self._releaser.wait_until_free([request.request_id for request in tracked])
+        self._inbox.register(tracked)
         try:
             self._send(messages)
         except BaseException:
-            self._session.unregister(tracked)
+            self._inbox.unregister(tracked)
             raise
         return [request.request_id for request in tracked]
 

@@ -59,13 +59,14 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             (generation,) = lease.generations
             with self._readers.open(("request", generation.uid), endings_only=True) as reader:
                 reader.follow(generation)
-                await context.send_initial_metadata(request_id_metadata(generation.request_id))
                 async for _ in reader.events():
                     if generation.ending is not None:
                         break
             if isinstance(generation.ending, ServiceError):
                 raise generation.ending
             assert generation.ending is not None  # the only way out of the loop
+            # Not before: a failure without initial metadata is one that a client's retry policy may try again.
+            await context.send_initial_metadata(request_id_metadata(generation.request_id))
             whole = generation.output.slice(0, len(generation.output))
             choice = _pb.Choice(
                 output=events.delta(generation, whole), finished=events.finished(generation, generation.ending)

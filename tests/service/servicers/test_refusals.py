@@ -1,0 +1,210 @@
+"""Every refusal: its status, its details, and that it comes before any initial metadata and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from chairlift.v1 import admin_service_pb2, admin_service_pb2_grpc, generation_service_pb2, text_service_pb2
+from support.fake_worker import CACHE_LEN, VOCAB_SIZE
+from support.served import Served, eventually, generate, ids_request, refusal, rest, serving
+
+_pb = generation_service_pb2
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+TINY_RING = 64 * 1024  # half of it holds records, 16 KiB of that is left for cancellations: 16 KiB for requests
+
+BAD = {
+    "no input": (_pb.GenerateRequest(), "MISSING_INPUT", "request"),
+    "no ids": (generate(), "EMPTY_PROMPT", "request.token_ids"),
+    "empty text": (_pb.GenerateRequest(request={"text": ""}), "EMPTY_PROMPT", "request.text"),
+    "negative id": (generate(5, -1), "UNKNOWN_TOKEN_ID", "request.token_ids.ids[1]"),
+    "id past the end": (generate(VOCAB_SIZE), "UNKNOWN_TOKEN_ID", "request.token_ids.ids[0]"),
+    "id past 31 bits": (generate(2**31), "UNKNOWN_TOKEN_ID", "request.token_ids.ids[0]"),
+    "stop id": (generate(5, stop={"token_ids": [10**9]}), "UNKNOWN_TOKEN_ID", "request.stop.token_ids[0]"),
+    "prompt over the cache": (generate(*[5] * (CACHE_LEN + 1)), "PROMPT_TOO_LONG", "request.token_ids"),
+    "no tokens asked": (generate(5, max_new_tokens=0), "INVALID_VALUE", "request.max_new_tokens"),
+    "top_p": (generate(5, sampling={"top_p": 0}), "INVALID_VALUE", "request.sampling.top_p"),
+    "temperature": (generate(5, sampling={"temperature": -1}), "INVALID_VALUE", "request.sampling.temperature"),
+    "logprobs": (generate(5, logprobs={"top_n": 2}), "UNSUPPORTED_OPTION", "request.logprobs.top_n"),
+    "id of 129 characters": (generate(5, request_id="x" * 129), "INVALID_VALUE", "request.request_id"),
+}
+
+
+@pytest.fixture
+async def served() -> Any:
+    async with serving() as running:
+        yield running
+
+
+async def test_bad_requests_are_refused_with_reason_and_field_and_never_reach_the_worker(served: Served) -> None:
+    neighbour = served.generation.Generate(generate(5, 6, max_new_tokens=500))
+    await neighbour.read()
+    for name, (request, reason, field) in BAD.items():
+        calls = [
+            served.generation.Generate(request),
+            served.generation.Complete(_pb.CompleteRequest(request=request.request)),
+            served.generation.AddRequest(_pb.AddRequestRequest(request=request.request)),
+        ]
+        for call in calls:
+            refused = await refusal(call)
+            assert (refused.code, refused.reason, refused.fields) == (INVALID, reason, (field,)), name
+            assert refused.initial_metadata == (), name
+            assert len(refused.message.encode()) <= 1024
+            assert refused.retry_s is None
+    neighbour.cancel()
+    await served.idle()
+    assert served.core.channel.status.read().prompt_tokens == 2  # the neighbour's, nobody else's
+
+
+async def test_a_batch_with_one_bad_request_is_refused_whole(served: Served) -> None:
+    requests = [ids_request(5), ids_request(), ids_request(7)]
+    refused = await refusal(served.generation.AddRequests(_pb.AddRequestsRequest(requests=requests)))
+    assert (refused.code, refused.reason, refused.fields) == (INVALID, "EMPTY_PROMPT", ("requests[1].token_ids",))
+    assert len(served.core.registry) == 0
+    await served.idle()
+
+
+async def test_the_id_of_a_live_request_is_refused_and_free_again_afterwards() -> None:
+    async with serving(script={"step_s": 0.01}) as served:
+        first = served.generation.Generate(generate(5, request_id="same", max_new_tokens=500))
+        await first.read()
+        refused = await refusal(served.generation.Generate(generate(6, request_id="same")))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST_ID")
+        assert refused.initial_metadata == ()
+        twice = [ids_request(5, request_id="twin"), ids_request(6, request_id="twin")]
+        refused = await refusal(served.generation.AddRequests(_pb.AddRequestsRequest(requests=twice)))
+        assert refused.reason == "DUPLICATE_REQUEST_ID"
+        first.cancel()
+        await served.idle()
+        again = served.generation.Generate(generate(6, request_id="same"))
+        assert [event.WhichOneof("event") for event in await rest(again)][-1] == "finished"
+
+
+async def test_results_of_unknown_ids_are_not_found(served: Served) -> None:
+    refused = await refusal(served.generation.Result(_pb.ResultRequest(request_id="nobody")))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND")
+    assert refused.initial_metadata == ()
+    refused = await refusal(served.generation.Result(_pb.ResultRequest()))
+    assert (refused.code, refused.reason) == (INVALID, "MISSING_INPUT")
+    refused = await refusal(served.generation.Result(_pb.ResultRequest(session="s", from_index=1)))
+    assert (refused.code, refused.fields) == (INVALID, ("from_index",))
+
+
+async def test_surplus_requests_are_refused_at_once_and_the_accepted_ones_end_in_order() -> None:
+    async with serving(script={"max_running": 1}, max_waiting_requests=4) as served:
+        first = served.generation.Generate(generate(5, request_id="first", max_new_tokens=300))
+        await first.read()
+        waiting = [served.generation.Generate(generate(5, request_id=f"w{i}")) for i in range(4)]
+        await asyncio.gather(*(call.initial_metadata() for call in waiting))
+        for _ in range(3):
+            refused = await refusal(served.generation.Generate(generate(6)))
+            assert (refused.code, refused.reason) == (EXHAUSTED, "QUEUE_FULL")
+            assert refused.retry_s == 1.0
+            assert refused.pushback_ms == "1000"
+            assert refused.initial_metadata == ()
+        ended: list[str] = []
+
+        async def drain(call: Any) -> None:
+            events = await rest(call)
+            ended.append(events[0].accepted.request_id)
+
+        await asyncio.gather(*map(drain, waiting))
+        assert ended == ["w0", "w1", "w2", "w3"]
+        await served.idle()
+
+
+async def test_waiting_prompt_tokens_are_bounded_but_one_long_prompt_is_let_in() -> None:
+    async with serving(script={"max_running": 1, "step_s": 0.005}, max_waiting_tokens=100) as served:
+        first = served.generation.Generate(generate(*[5] * 200, max_new_tokens=800))  # more than the bound, but alone
+        await first.read()
+        second = served.generation.Generate(generate(*[5] * 60))
+        await second.initial_metadata()
+        refused = await refusal(served.generation.Generate(generate(*[5] * 41)))
+        assert (refused.code, refused.reason) == (EXHAUSTED, "QUEUE_FULL")
+        third = served.generation.Generate(generate(*[5] * 40))
+        await third.initial_metadata()
+        for call in (first, second, third):
+            call.cancel()
+        await served.idle()
+
+
+async def test_a_full_ring_refuses_new_requests_and_loses_no_cancellation() -> None:
+    async with serving(script={"deaf": True}, ring_bytes=TINY_RING) as served:
+        calls, refused = [], None
+        for _ in range(200):
+            call = served.generation.Generate(generate(*[5] * 200))
+            waiter = asyncio.ensure_future(call.initial_metadata())
+            await waiter
+            if await _is_over(call):
+                refused = await refusal(call)
+                break
+            calls.append(call)
+        assert refused is not None
+        assert (refused.code, refused.reason) == (EXHAUSTED, "QUEUE_FULL")
+        assert 10 < len(calls) < 100
+        used = served.core.channel.requests.used_bytes
+        for call in calls:
+            call.cancel()
+        await eventually(lambda: served.core.channel.requests.used_bytes >= used + len(calls) * 32)
+        assert served.core.registry.num_live == len(calls)  # kept until the worker confirms, which it never does
+
+
+async def _is_over(call: Any) -> bool:
+    await asyncio.sleep(0.01)
+    return bool(call.done())
+
+
+async def test_what_could_never_fit_the_ring_is_too_large() -> None:
+    async with serving(ring_bytes=TINY_RING) as served:
+        batch = [ids_request(*[5] * 1000) for _ in range(8)]
+        refused = await refusal(served.generation.AddRequests(_pb.AddRequestsRequest(requests=batch)))
+        assert (refused.code, refused.reason) == (EXHAUSTED, "MESSAGE_TOO_LARGE")
+        assert refused.retry_s is None
+        assert refused.pushback_ms == "-1"
+        await served.idle()
+
+
+async def test_a_message_over_the_limit_is_refused(served: Served) -> None:
+    async with serving(max_message_bytes=2048) as small:
+        refused = await refusal(small.generation.Generate(_pb.GenerateRequest(request={"text": "x" * 4096})))
+        assert refused.code is EXHAUSTED
+
+
+async def test_a_fault_in_a_handler_is_internal_and_its_text_stays_in_the_log(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("secret " + "ž" * 20_000)
+
+    for fault in (fail, _cancel):
+        monkeypatch.setattr(served.core.link, "add", fault)
+        refused = await refusal(served.generation.Generate(generate(5)))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+        assert "secret" not in refused.message
+        assert refused.initial_metadata == ()
+    await served.idle()
+
+
+def _cancel(*_: object) -> None:
+    raise asyncio.CancelledError
+
+
+async def test_tokens_outside_the_vocabulary_are_not_turned_into_text(served: Served) -> None:
+    refused = await refusal(served.text.Detokenize(text_service_pb2.DetokenizeRequest(token_ids=[1, VOCAB_SIZE])))
+    assert (refused.code, refused.reason, refused.fields) == (INVALID, "UNKNOWN_TOKEN_ID", ("token_ids[1]",))
+
+
+async def test_admin_calls_work_on_the_admin_address_only() -> None:
+    async with serving(admin=True) as served:
+        here = admin_service_pb2_grpc.AdminServiceStub(served.channel)
+        refused = await refusal(here.FlushPrefixCache(admin_service_pb2.FlushPrefixCacheRequest()))
+        assert refused.code is grpc.StatusCode.UNIMPLEMENTED
+        async with grpc.aio.insecure_channel(served.target.removesuffix("/s") + "/admin") as channel:
+            stub = admin_service_pb2_grpc.AdminServiceStub(channel)
+            answer = await stub.FlushPrefixCache(admin_service_pb2.FlushPrefixCacheRequest())
+            assert answer.num_blocks == 7
+            generation = type(served.generation)(channel)
+            assert (await refusal(generation.Generate(generate(5)))).code is grpc.StatusCode.UNIMPLEMENTED

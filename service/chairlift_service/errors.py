@@ -61,7 +61,7 @@ TABLE: Final[Mapping[Reason, Row]] = {
     Reason.INVALID_VALUE: Row(_CODE.INVALID_ARGUMENT, "A value is out of its range."),
     Reason.MISSING_INPUT: Row(_CODE.INVALID_ARGUMENT, "The request says nothing to continue."),
     Reason.EMPTY_PROMPT: Row(_CODE.INVALID_ARGUMENT, "The prompt has no tokens."),
-    Reason.PROMPT_TOO_LONG: Row(_CODE.INVALID_ARGUMENT, "The prompt fits not the context, or not the cache."),
+    Reason.PROMPT_TOO_LONG: Row(_CODE.INVALID_ARGUMENT, "The prompt does not fit the context or the cache."),
     Reason.UNKNOWN_TOKEN_ID: Row(_CODE.INVALID_ARGUMENT, "A token id is outside the vocabulary."),
     Reason.UNSUPPORTED_OPTION: Row(_CODE.INVALID_ARGUMENT, "An option that this version cannot honour."),
     Reason.DUPLICATE_REQUEST_ID: Row(_CODE.ALREADY_EXISTS, "The request id belongs to a live request."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import signal
 import sys
 from typing import Final
@@ -41,6 +42,9 @@ def main() -> int:
 
 
 def _serve(channel: WorkerChannel, settings: WorkerSettings) -> int:
+    # OpenMP threads that spin at each barrier take the cores that the service, or whatever else runs on this machine,
+    # needs to let them go on: on two busy cores a step took three to five times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported here: torch takes seconds, and the parent's death must be watched before that.
     from chairlift_worker.assemble import build, make_engine  # noqa: PLC0415
     from chairlift_worker.config import SettingError  # noqa: PLC0415

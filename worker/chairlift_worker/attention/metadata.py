@@ -40,42 +40,51 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """The rows of a step: groups of one-token rows, then the longer rows one by one."""
+    """The rows of a step: groups of one-token rows, then the longer rows one by one.
+
+    Masks are added to the scores: 0 where a token may look, minus infinity elsewhere. They are made at the first layer
+    that asks and kept for the others.
+    """
 
     slots: torch.Tensor  # (tokens,) int64; where the new keys and values go
     groups: Sequence[DecodeGroup]
     spans: Sequence[RowSpan]
     _masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
 
-    def group_mask(self, number: int, window: int | None) -> torch.Tensor | None:
-        """(rows, 1, 1, padded length) bool, True where a row's token may look; None if everywhere."""
+    def group_mask(self, number: int, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """(rows, 1, 1, padded length): where the rows' tokens may look; None if everywhere."""
         key = (number, window)
         if key not in self._masks:
-            self._masks[key] = _group_mask(self.groups[number], window)
+            self._masks[key] = _group_mask(self.groups[number], window, dtype)
         return self._masks[key]
 
-    def span_mask(self, number: int, window: int | None) -> torch.Tensor:
-        """(query tokens, context) bool, True where a token of that longer row may look: back, and not too far."""
+    def span_mask(self, number: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """(query tokens, context): where the tokens of that longer row may look: back, and not too far."""
         key = (len(self.groups) + number, window)
         mask = self._masks.get(key)
         if mask is None:
             span = self.spans[number]
             device = span.context_slots.device
             queries = torch.arange(span.start, span.context_len, device=device)[:, None]
-            mask = visible(queries, torch.arange(span.context_len, device=device)[None, :], window)
+            keys = torch.arange(span.context_len, device=device)[None, :]
+            mask = _additive(_visible(queries, keys, window), dtype)
             self._masks[key] = mask
         return mask
 
 
-def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
     """Whether the query at a position may see the key at a position; the two broadcast."""
     mask = keys <= queries
     return mask if window is None else mask & (keys > queries - window)
 
 
-def _group_mask(group: DecodeGroup, window: int | None) -> torch.Tensor | None:
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
+def _group_mask(group: DecodeGroup, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
     padded_len = group.context_slots.shape[1]
     if not group.padded and (window is None or padded_len <= window):
         return None
     keys = torch.arange(padded_len, device=group.context_slots.device)[None, :]
-    return visible(group.context_lens[:, None] - 1, keys, window)[:, None, None, :]
+    return _additive(_visible(group.context_lens[:, None] - 1, keys, window), dtype)[:, None, None, :]

@@ -11,6 +11,7 @@ from chairlift.v1 import generation_service_pb2
 
 from chairlift_client import _errors
 from chairlift_client.manager._output import GenerationOutput
+from chairlift_client.manager._releaser import Releaser
 from chairlift_client.manager._request import TrackedRequest
 
 _TICK: Final = 1.0  # seconds of one wait; what it waits for is looked at again after each
@@ -19,7 +20,8 @@ _TICK: Final = 1.0  # seconds of one wait; what it waits for is looked at again 
 class Inbox:
     """Requests by id, guarded by one condition: one thread puts events in, any may take outputs out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, releaser: Releaser) -> None:
+        self._releaser = releaser
         self._changed = threading.Condition()
         self._requests: dict[str, TrackedRequest] = {}
         self._ready: dict[str, None] = {}  # ids with output to hand out, in order of arrival
@@ -62,13 +64,18 @@ class Inbox:
                     self._num_live -= not request.is_over
             self._changed.notify_all()
 
-    def receive(self, message: generation_service_pb2.ResultResponse) -> bool:
-        """Note one event. Returns whether the request is over, so that the service need not keep its result."""
+    def receive(self, message: generation_service_pb2.ResultResponse) -> None:
+        """Note one event, and let the service's copy of a request go that is over.
+
+        That is told before its output can be taken: who takes it may use the id again at once.
+        """
         kind = message.WhichOneof("event")
         with self._changed:
             request = self._requests.get(message.request_id)
             if request is None or request.is_over:
-                return kind in ("finished", "failed")
+                if kind in ("finished", "failed"):
+                    self._releaser.release(message.request_id)
+                return
             if kind == "delta":
                 try:
                     request.extend(message.delta)
@@ -82,10 +89,10 @@ class Inbox:
                 request.fail(str(_errors.from_status(message.failed.status)))
             if request.is_over:
                 self._num_live -= 1
+                self._releaser.release(request.request_id)
             if request.has_output():
                 self._ready[request.request_id] = None
                 self._changed.notify_all()
-            return request.is_over
 
     def fail(self, request_ids: Iterable[str], error: str) -> None:
         """End those of the requests that are live with an error; what still comes of them is ignored."""

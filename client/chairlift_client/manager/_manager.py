@@ -41,12 +41,11 @@ class ContinuousBatchingManager:
         self._channel = grpc.insecure_channel(target, options=_channel.channel_options(target))
         stubs = Stubs(self._channel)
         releaser = Releaser(cancel=stubs.generation.Cancel)
-        self._inbox = Inbox()
+        self._inbox = Inbox(releaser=releaser)
         self._session = Session(
             name=f"manager-{uuid.uuid4().hex[:12]}",
             result=stubs.generation.Result,
             inbox=self._inbox,
-            releaser=releaser,
             reconnect_timeout=reconnect_timeout,
         )
         try:

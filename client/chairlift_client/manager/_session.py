@@ -12,7 +12,6 @@ from chairlift.v1 import generation_service_pb2
 
 from chairlift_client import _errors
 from chairlift_client.manager._inbox import Inbox
-from chairlift_client.manager._releaser import Releaser
 
 logger = logging.getLogger("chairlift_client.manager")
 
@@ -40,11 +39,10 @@ class Session:
     the inbox drops by its index. `result` is the API's call.
     """
 
-    def __init__(self, *, name: str, result: Any, inbox: Inbox, releaser: Releaser, reconnect_timeout: float) -> None:
+    def __init__(self, *, name: str, result: Any, inbox: Inbox, reconnect_timeout: float) -> None:
         self.name: Final = name
         self._result = result
         self._inbox = inbox
-        self._releaser = releaser
         self._reconnect_timeout = reconnect_timeout
         self._lock = threading.Lock()  # guards the three below
         self._call: Any = None
@@ -130,8 +128,8 @@ class Session:
             for message in call:
                 received = True
                 self._unconfirmed.discard(message.request_id)
-                if self._inbox.receive(message):
-                    self._releaser.release(message.request_id)
+                self._inbox.receive(message)
+                if self._is_done():
                     self._end_if_done()
         except grpc.RpcError as error:
             return _errors.from_rpc_error(error), received

@@ -26,7 +26,7 @@ class FakeEngine:
         self.requests: dict[str, FakeRequest] = {}
         self.changed = threading.Condition()
         self.break_count = 0
-        self._names = itertools.count()
+        self._numbers = itertools.count()
 
     def add(self, messages: list[request_pb2.GenerationRequest], *, prefix: str = "request") -> list[FakeRequest]:
         """Add all of them or, raising Refusal, none."""
@@ -96,26 +96,26 @@ class FakeEngine:
     ) -> Iterator[generation_service_pb2.ResultResponse]:
         """Events of all requests of a session, from the first of each, until the caller leaves."""
         breaks = self.break_count
-        cursors: dict[int, int] = {}  # by identity: an id may come back as another request
+        cursors: dict[int, int] = {}  # by number: an id may come back as another request
         over: set[int] = set()
         while context.is_active():
             with self.changed:
-                found = [r for r in self.requests.values() if r.message.session == session and id(r) not in over]
+                found = [r for r in self.requests.values() if r.message.session == session and r.number not in over]
                 news = [(r, self.num_out(r), self.ended(r)) for r in found]
-                if all(cursors.get(id(r)) == out and not ended for r, out, ended in news):
+                if all(cursors.get(r.number) == out and not ended for r, out, ended in news):
                     self.changed.wait(_TICK)
             if breaks != self.break_count:
                 raise Refusal(grpc.StatusCode.UNAVAILABLE, "the connection broke")
             for request, out, ended in news:
                 reply = generation_service_pb2.ResultResponse
-                if id(request) not in cursors:
-                    cursors[id(request)] = 0
+                if request.number not in cursors:
+                    cursors[request.number] = 0
                     yield reply(request_id=request.request_id, accepted=request.accepted())
-                for index in range(cursors[id(request)], out):
+                for index in range(cursors[request.number], out):
                     yield reply(request_id=request.request_id, delta=request.delta(index, index + 1))
-                cursors[id(request)] = out
+                cursors[request.number] = out
                 if ended:
-                    over.add(id(request))
+                    over.add(request.number)
                     yield reply(
                         request_id=request.request_id,
                         finished=None if request.failure else request.finished(),
@@ -135,8 +135,10 @@ class FakeEngine:
         if message.sampling.HasField("top_p") and not 0 < message.sampling.top_p <= 1:
             raise Refusal.field(f"{path}.sampling.top_p", "must be in (0, 1]", reason="VALUE_OUT_OF_RANGE")
         fits = _model.CONTEXT_LEN - len(prompt)
+        number = next(self._numbers)
         return FakeRequest(
-            request_id=message.request_id or f"fake-{next(self._names)}",
+            number=number,
+            request_id=message.request_id or f"fake-{number}",
             message=message,
             prompt=prompt,
             max_new_tokens=min(asked, fits),

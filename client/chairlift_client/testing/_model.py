@@ -33,6 +33,7 @@ def logprob(index: int) -> float:
 class FakeRequest:
     """A request and its whole answer, which is known from the start; how much of it is out is the engine's matter."""
 
+    number: int
     request_id: str
     message: request_pb2.GenerationRequest
     prompt: list[int]

@@ -11,7 +11,7 @@ from chairlift_service.errors import ServiceError
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.output_log import LogSlice
 
-MAX_DELTA_TOKENS: Final = 4096
+MAX_DELTA_TOKENS: Final = 512
 """Tokens of one delta at most, so that a reader far behind gets messages of bounded size."""
 
 

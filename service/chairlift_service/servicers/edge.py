@@ -70,7 +70,8 @@ def guarded(handler: Handler[_Self, _Request, _Response]) -> Handler[_Self, _Req
         except grpc.aio.AbortError:
             raise
         except grpc.aio.InternalError:
-            _log.debug("the caller is gone", method=handler.__name__)
+            # The caller is gone, or the message is over its limit: gRPC's core has ended the call with a status.
+            _log.debug("a message could not be sent", method=handler.__name__)
             raise asyncio.CancelledError from None
         except Exception:  # noqa: BLE001 - whatever it is, the caller must get a status
             _log.exception("a handler failed", method=handler.__name__)

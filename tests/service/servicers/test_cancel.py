@@ -67,6 +67,22 @@ async def test_a_caller_whose_channel_is_closed_ends_its_request() -> None:
         await served.idle()
 
 
+async def test_a_caller_that_reads_nothing_and_leaves_while_its_messages_are_stuck_is_let_go() -> None:
+    options = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+    async with serving(script={"step_s": 0.0005}) as served, grpc.aio.insecure_channel(served.target, options) as other:
+        for leave in ("call", "channel"):
+            request = generate(5, max_new_tokens=LONG, logprobs={"top_n": 1})
+            call = type(served.generation)(other).Generate(request)
+            await eventually(lambda: served.core.registry.num_live == 0 and len(served.core.readers) == 1)
+            await asyncio.sleep(0.2)
+            assert len(served.core.readers) == 1  # it is over, but nobody takes it
+            if leave == "call":
+                call.cancel()
+            else:
+                await other.close()
+            await served.idle()
+
+
 async def test_a_dropped_complete_ends_its_request() -> None:
     async with serving(script={"step_s": 0.02}) as served:
         call = served.generation.Complete(_pb.CompleteRequest(request=ids_request(5, max_new_tokens=LONG)))

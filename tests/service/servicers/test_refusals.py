@@ -167,10 +167,13 @@ async def test_what_could_never_fit_the_ring_is_too_large() -> None:
         await served.idle()
 
 
-async def test_a_message_over_the_limit_is_refused(served: Served) -> None:
+async def test_a_message_over_the_limit_is_refused_in_both_directions() -> None:
     async with serving(max_message_bytes=2048) as small:
         refused = await refusal(small.generation.Generate(_pb.GenerateRequest(request={"text": "x" * 4096})))
         assert refused.code is EXHAUSTED
+        answer = small.generation.Complete(_pb.CompleteRequest(request=ids_request(5, max_new_tokens=1000)))
+        assert (await refusal(answer)).code is EXHAUSTED
+        await small.idle()
 
 
 async def test_a_fault_in_a_handler_is_internal_and_its_text_stays_in_the_log(

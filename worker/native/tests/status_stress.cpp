@@ -1,5 +1,10 @@
-// One writer, one reader: snapshots are of one moment and never go back. usage: status_stress SNAPSHOTS
+// One writer, one reader: snapshots are of one moment and never go back. Signals stop both at random places, in the
+// middle of a change or of a look too. usage: status_stress SNAPSHOTS
 #include "chairlift/status.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
 
 #include <array>
 #include <string>
@@ -11,6 +16,11 @@ namespace {
 
 constexpr std::size_t kValues = 18;
 using Values = std::array<std::uint64_t, kValues>;
+
+void pause_a_moment(int) {
+  const timespec moment{0, 50'000};
+  nanosleep(&moment, nullptr);
+}
 
 }  // namespace
 
@@ -24,18 +34,24 @@ int main(int argc, char** argv) {
   CHECK(chairlift_status_check(page.data(), page.size(), kValues) == 1);
   CHECK(chairlift_status_check(page.data(), page.size(), kValues - 1) == 0);
 
+  struct sigaction action{};
+  action.sa_handler = pause_a_moment;
+  CHECK(sigaction(SIGUSR1, &action, nullptr) == 0);
   std::atomic<bool> done{false};
+  const pthread_t reader = pthread_self();
   std::thread writer([&] {
     Values values;
     for (std::uint64_t n = 1; !done.load(std::memory_order_relaxed); ++n) {
       values.fill(n << 32 | n);
       chairlift_status_write(page.data(), values.data());
       if (n % 64 == 0) std::this_thread::yield();
+      if (n % 256 == 0) CHECK(pthread_kill(reader, SIGUSR1) == 0);
     }
   });
   std::uint64_t last = 0;
   std::uint64_t changes = 0;
   for (std::uint64_t i = 0; i < count || changes < 2; ++i) {
+    if (i % 16 == 0) CHECK(pthread_kill(writer.native_handle(), SIGUSR1) == 0);
     Values values;
     const bool snapshot = chairlift_status_read(page.data(), values.data()) == 1;
     for (const std::uint64_t value : values) {

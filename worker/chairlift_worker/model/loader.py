@@ -43,6 +43,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
             config=config,
             dtype=dtype,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported, and refused below with the tensors' names
             trust_remote_code=settings.trust_remote_code,
             output_loading_info=True,
         )

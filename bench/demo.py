@@ -18,7 +18,7 @@ from chairlift_client import Client, Delta, Finished
 
 START_TIMEOUT = 900.0  # seconds; the first run downloads 130 MB
 STOP_TIMEOUT = 60.0
-QUESTION = "Why does a chairlift never stop to let people on? Answer in three sentences."
+QUESTION = "Tell me a short story about a chairlift that never stops."
 # SmolLM2's chat format, written out.
 PROMPT = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
 

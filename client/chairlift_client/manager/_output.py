@@ -26,7 +26,8 @@ STATUS_OF_STATE = {
     RequestState.DECODING: RequestStatus.DECODING,
     RequestState.SWAPPED: RequestStatus.PENDING,
     RequestState.PAUSED: RequestStatus.DECODING,
-    RequestState.FINISHED: RequestStatus.FINISHED,
+    # Its last tokens; how it ended comes with its ending.
+    RequestState.FINISHED: RequestStatus.DECODING,
 }
 
 

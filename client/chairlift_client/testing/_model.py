@@ -72,7 +72,10 @@ class FakeRequest:
     def delta(self, start: int, end: int) -> event_pb2.Delta:
         """Output tokens start to end, in the forms asked."""
         asked = self.message.output
-        delta = event_pb2.Delta(index=start, num_tokens=end - start, state=event_pb2.REQUEST_STATE_DECODING)
+        state = event_pb2.REQUEST_STATE_DECODING
+        if end == len(self.output):
+            state = event_pb2.REQUEST_STATE_FINISHED
+        delta = event_pb2.Delta(index=start, num_tokens=end - start, state=state)
         if asked.text or not asked.HasField("text"):
             delta.text = "".join(self.pieces[start:end])
         if asked.token_ids or not asked.HasField("token_ids"):

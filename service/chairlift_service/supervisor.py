@@ -38,7 +38,7 @@ class WorkerStartError(Exception):
 class Supervisor:
     """One worker process from its start to its end.
 
-    `lost` is set, in words, when a worker that was ready is over or has to be given up; it is dead by then.
+    `lost` is set, in words, when a worker that was ready is over or has to be given up; it has been killed by then.
     """
 
     def __init__(self, *, channel: ServiceChannel, link: Link, argv: Sequence[str], start_timeout_s: float) -> None:

@@ -236,6 +236,7 @@ def test_text_that_cannot_be_made_ends_its_request_alone_and_tells_the_worker() 
     assert one.ending.reason is Reason.INTERNAL
     assert books.port.cancelled == [1]
     assert books.registry.live(1) is one  # until the worker confirms
+    assert (len(one.output), one.state) == (2, event_pb2.REQUEST_STATE_FINISHED)  # nothing after the ending
     books.dispatcher.apply(step(endings=[ending(1, EndingReason.CANCELLED), ending(2)]))
     assert isinstance(one.ending, ServiceError)
     assert two.output.slice(0, 3).text == "abc"

@@ -13,7 +13,7 @@ from chairlift_service import supervisor
 from chairlift_service.supervisor import STUCK_BASE_S, STUCK_PER_TOKEN_S, stuck_for
 from chairlift_service.worker_process import WorkerProcess, describe_exit
 from chairlift_worker.ipc.status import Phase, Status
-from support.served import generate, num_fds, refusal, serving
+from support.served import eventually, generate, num_fds, refusal, serving
 
 NOW = 10**15
 
@@ -58,7 +58,7 @@ async def test_a_stopped_worker_is_given_up_killed_and_its_calls_end(monkeypatch
         assert time.monotonic() - began < 3
         with pytest.raises(Exception, match="worker lost: stuck: no sign of life for"):
             await served.run
-        assert served.core.supervisor.pids == ()
+        await eventually(lambda: served.core.supervisor.pids == ())
 
 
 async def test_what_a_worker_writes_that_is_no_message_makes_it_lost() -> None:

@@ -156,10 +156,11 @@ class Refusal:
 
 
 async def rest(call: Any) -> list[Any]:
-    """All messages of a stream that are still to come, by its reading interface."""
+    """All messages of a stream that are still to come, by its reading interface, within 60 s."""
     messages = []
-    while (message := await call.read()) is not grpc.aio.EOF:
-        messages.append(message)
+    async with asyncio.timeout(60):
+        while (message := await call.read()) is not grpc.aio.EOF:
+            messages.append(message)
     return messages
 
 
@@ -169,7 +170,7 @@ async def refusal(call: Any) -> Refusal:
         if hasattr(call, "read"):
             await rest(call)
         else:
-            await call
+            await asyncio.wait_for(call, 60)
     except grpc.aio.AioRpcError as error:
         return refusal_of(error)
     raise AssertionError("the call was not refused")

@@ -117,8 +117,9 @@ async def test_the_deadline_of_adding_is_not_that_of_the_request() -> None:
 
 async def test_cancel_ends_running_and_waiting_requests_with_cancelled() -> None:
     async with serving(script={"step_s": 0.01, "max_running": 1}) as served:
-        calls = [served.generation.Generate(generate(5, request_id=f"r{i}", max_new_tokens=LONG)) for i in range(2)]
+        calls = [served.generation.Generate(generate(5, request_id="r0", max_new_tokens=LONG))]
         await calls[0].read()
+        calls.append(served.generation.Generate(generate(5, request_id="r1", max_new_tokens=LONG)))
         await calls[1].initial_metadata()
         assert await outcomes(served, "r0", "r1", "none") == {
             "r0": _pb.CANCEL_STATUS_CANCELLED,

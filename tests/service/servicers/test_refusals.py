@@ -94,17 +94,20 @@ async def test_results_of_unknown_ids_are_not_found(served: Served) -> None:
 
 
 async def test_surplus_requests_are_refused_at_once_and_the_accepted_ones_end_in_order() -> None:
-    async with serving(script={"max_running": 1}, max_waiting_requests=4) as served:
-        first = served.generation.Generate(generate(5, request_id="first", max_new_tokens=300))
+    async with serving(script={"max_running": 1, "step_s": 0.01}, max_waiting_requests=4) as served:
+        first = served.generation.Generate(generate(5, request_id="first", max_new_tokens=1000))
         await first.read()
-        waiting = [served.generation.Generate(generate(5, request_id=f"w{i}")) for i in range(4)]
-        await asyncio.gather(*(call.initial_metadata() for call in waiting))
+        waiting = []
+        for i in range(4):
+            waiting.append(served.generation.Generate(generate(5, request_id=f"w{i}")))
+            await waiting[-1].initial_metadata()
         for _ in range(3):
             refused = await refusal(served.generation.Generate(generate(6)))
             assert (refused.code, refused.reason) == (EXHAUSTED, "QUEUE_FULL")
             assert refused.retry_s == 1.0
             assert refused.pushback_ms == "1000"
             assert refused.initial_metadata == ()
+        first.cancel()
         ended: list[str] = []
 
         async def drain(call: Any) -> None:

@@ -87,7 +87,9 @@ class ContinuousBatchingManager:
         self._submitter.refusal = "The manager is stopped"
         if hard_stop:
             self._inbox.fail(
-                self._inbox.live_ids(), "RuntimeError: generation was stopped before this request completed"
+                self._inbox.live_ids(),
+                "RuntimeError: generation was stopped before this request completed",
+                cancelled=True,
             )
             self._submitter.cancel_session()
         if not self._session.detach(timeout=timeout if block else 0.0) and block:

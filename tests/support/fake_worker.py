@@ -179,6 +179,7 @@ class FakeWorker:
             elif row.num_generated == row.message.max_new_tokens:
                 self._end(uid, EndingReason.LENGTH)
         endings, self._endings = self._endings, []
+        self._show()  # first, so that whoever hears of the step sees the page as it is after it
         self._send(
             StepMsg(
                 step=self._steps,

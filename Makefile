@@ -7,19 +7,23 @@ BIN := $(VENV)/bin
 # spare gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 
-SOURCES := pyproject.toml $(shell find protos worker/native -name '*.proto' -o -name 'CMakeLists.txt' -o -name '*.cpp' -o -name '*.hpp')
+# What an editable install does not pick up by itself: dependencies, stubs, native code, new packages.
+SOURCES := pyproject.toml $(shell find protos worker/native -name '*.proto' -o -name 'CMakeLists.txt' -o -name '*.cpp' -o -name '*.hpp') \
+	$(shell find service worker client -name '__init__.py')
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint unit test-native soak chaos fuzz test-clients bench clean stubs
+.PHONY: demo test lint unit test-native clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python bench/demo.py $(BIN)
 
-test: lint unit test-native
+test: lint unit
 
+# Tests and the services that they start share the machine's cores: threads that spin while they wait would take them
+# from each other.
 unit: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest tests
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff format --check .
@@ -28,7 +32,7 @@ lint: $(INSTALLED_DEV)
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint
 
-# About a minute. The long form: make test-native NATIVE_RECORDS=100000000
+# The native stress tests at length, about a minute; `make test` has a short form. Longer: make test-native NATIVE_RECORDS=100000000
 NATIVE_RECORDS ?= 2000000
 test-native: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest tests/worker/native --native-records=$(NATIVE_RECORDS)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read on import: what gRPC's core logs is neither JSON nor one line
 
 import structlog
+from chairlift_worker.ipc.logs import setup_logging
 
 from chairlift_service.app import ServiceFailedError, run
 from chairlift_service.config import ConfigError, load
 from chairlift_service.listeners import ListenError
-from chairlift_service.logging_setup import setup_logging
 from chairlift_service.supervisor import WorkerStartError
 
 EXIT_FAILED = 1
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] | N
     if configuration.print_config:
         print(configuration)  # noqa: T201 - what was asked for
         return 0
-    setup_logging(level=configuration.service.log_level, log_format=configuration.service.log_format)
+    setup_logging(level=configuration.worker.log_level, log_format=configuration.worker.log_format)
     for warning in configuration.warnings:
         structlog.get_logger(__name__).warning(warning)
     try:

@@ -19,7 +19,7 @@ def test_the_documented_defaults_hold() -> None:
     assert config.admin_listen is None
     service = config.service
     assert (service.drain_timeout, service.result_ttl, service.max_message_bytes) == (30, 300, 16 * 1024 * 1024)
-    assert (service.model_defaults, service.insecure, service.log_format) == (True, False, "auto")
+    assert (service.model_defaults, service.insecure) == (True, False)
     assert config.worker == WorkerSettings(model="demo")
     assert not config.print_config
     assert config.warnings == ()

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from chairlift_worker.ipc.channel import ServiceGoneError, WorkerChannel
+from chairlift_worker.ipc.logs import setup_logging
 from chairlift_worker.ipc.messages import StartFailedMsg, encode
 from chairlift_worker.ipc.settings import WorkerSettings
 
@@ -33,7 +34,9 @@ def main() -> int:
     try:
         if channel.service_gone():  # it died before the line above asked to die with it
             return 1
-        return _serve(channel, msgspec.json.decode(arguments.settings, type=WorkerSettings))
+        settings = msgspec.json.decode(arguments.settings, type=WorkerSettings)
+        setup_logging(level=settings.log_level, log_format=settings.log_format)
+        return _serve(channel, settings)
     except ServiceGoneError as error:
         _log.warning("worker ends", reason=str(error))
         return 1

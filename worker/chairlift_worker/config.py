@@ -103,6 +103,8 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     log.note("return_logprobs", settings.return_logprobs, "as set, or the default")
     log.note("context_len", model.context_len, "as set" if settings.max_context else "the model's")
     log.note("trust_remote_code", settings.trust_remote_code, "as set, or the default")
+    log.note("log_level", settings.log_level, "as set, or the default")
+    log.note("log_format", settings.log_format, "as set, or the default")
     if settings.fault_injection:
         log.note("fault_injection", settings.fault_injection, "as set: this worker makes faults on purpose")
     return WorkerConfig(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -45,9 +45,3 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     model_defaults: Annotated[
         bool, Meta(description="let the model's generation_config.json fill in what a request leaves unset")
     ] = True
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="least level that is logged")
-    ] = "info"
-    log_format: Annotated[
-        Literal["auto", "human", "json"], Meta(description="auto: human in a terminal, JSON otherwise")
-    ] = "auto"

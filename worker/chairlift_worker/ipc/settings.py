@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "human", "json"]
 PositiveInt = Annotated[int, Meta(ge=1)]
 
 
@@ -57,6 +59,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_context: Annotated[PositiveInt | None, Meta(description="lowers the model's context length")] = None
     num_threads: Annotated[PositiveInt | None, Meta(description="threads of the forward pass; unset: all cores")] = None
     trust_remote_code: Annotated[bool, Meta(description="run Python code that a model folder brings")] = False
+    log_level: Annotated[LogLevel, Meta(description="least level that is logged, by both processes")] = "info"
+    log_format: Annotated[LogFormat, Meta(description="auto: human in a terminal, JSON otherwise")] = "auto"
     fault_injection: Annotated[
         str, Meta(description="test only: faults to make on purpose, see worker/README.md; empty is off")
     ] = ""

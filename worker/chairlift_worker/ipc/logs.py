@@ -1,15 +1,16 @@
-"""Logs: structlog on standard error, for people in a terminal, as JSON lines otherwise. Prompts are never logged."""
+"""Logs of both processes: structlog on standard error, for people in a terminal, as JSON lines otherwise.
+
+Prompts are never logged.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
 
 import structlog
 
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "human", "json"]
+from chairlift_worker.ipc.settings import LogFormat, LogLevel
 
 
 def setup_logging(*, level: LogLevel = "info", log_format: LogFormat = "auto") -> None:

@@ -30,6 +30,7 @@ lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 	cd protos && ../$(BIN)/buf lint
 
 # The native stress tests at length, about a minute; `make test` has a short form. Longer: make test-native NATIVE_RECORDS=100000000

@@ -21,17 +21,15 @@ from chairlift_service.config import Configuration
 from chairlift_service.core import Core
 from chairlift_service.defaults import ignored_entries, request_defaults
 from chairlift_service.errors import Reason, ServiceError
-from chairlift_service.lifecycle import ServedModel
+from chairlift_service.lifecycle import Happening, ServedModel
 from chairlift_service.listeners import Listeners
+from chairlift_service.operations import LOOK_S
 from chairlift_service.servers import admin_server, main_server
 from chairlift_service.supervisor import WorkerStartError, worker_argv
 from chairlift_service.text.tokenizer import Tokenizer
 
 SWEEP_PERIOD_S: Final = 1.0
 """How often results that are too old are looked for; asking for one by id looks at once."""
-
-DRAIN_LOOK_S: Final = 0.02
-"""How often a draining service looks whether it is done."""
 
 STATUS_GRACE_S: Final = 2.0
 """How long calls that were ended get to take their status, and what they still have to read."""
@@ -200,31 +198,27 @@ class App:
     async def _fail_when_lost(self) -> None:
         """Waits for the loss of the worker; then every call ends, and so does the service."""
         why = await asyncio.shield(self._core.supervisor.lost)
-        self._core.lifecycle.fail()
+        self._core.lifecycle.enter(Happening.LOSS)
         self._core.registry.fail_all(ServiceError(Reason.WORKER_LOST, "the worker is gone"))
         raise ServiceFailedError(f"worker lost: {why}")
 
     async def _drain(self) -> End:
         """Refuses what is new and lets what is there end, for a time."""
         core = self._core
-        core.lifecycle.drain()
+        core.operations.begin_end()
         timeout_s = core.configuration.service.drain_timeout
         _log.info("draining", live=core.registry.num_live, timeout_s=timeout_s)
         watch = asyncio.create_task(self._fail_when_lost(), name="loss of the worker")
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    while self._busy() and not self._signals.second.is_set() and not watch.done():
-                        await asyncio.wait((watch,), timeout=DRAIN_LOOK_S)
+                    while core.operations.busy and not self._signals.second.is_set() and not watch.done():
+                        await asyncio.wait((watch,), timeout=LOOK_S)
             if watch.done():
                 await watch
         finally:
             watch.cancel()
         return End.CUT if self._signals.second.is_set() else End.DRAINED
-
-    def _busy(self) -> bool:
-        """Whether a request is live, or one that is over is still being read."""
-        return self._core.registry.num_live > 0 or self._core.readers.num_of_requests > 0
 
     async def _sweep(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from chairlift_service.config import Configuration
 from chairlift_service.health import Health
 from chairlift_service.lifecycle import Lifecycle
 from chairlift_service.link import Link
+from chairlift_service.operations import Operations
 from chairlift_service.requests.admission import Admission
 from chairlift_service.requests.canceller import Canceller
 from chairlift_service.requests.dispatch import Dispatcher
@@ -39,6 +40,7 @@ class Core:
     registry: Registry
     dispatcher: Dispatcher
     intake: Intake
+    operations: Operations
     main_health: Health
     admin_health: Health
 
@@ -63,6 +65,14 @@ class Core:
             registry=registry,
             dispatcher=Dispatcher(registry=registry, readers=readers, port=link),
             intake=Intake(lifecycle=lifecycle, admission=admission, registry=registry, port=link),
+            operations=Operations(
+                lifecycle=lifecycle,
+                questions=link.questions,
+                registry=registry,
+                readers=readers,
+                port=link,
+                update_timeout_s=settings.start_timeout,
+            ),
             main_health=main_health,
             admin_health=admin_health,
         )
@@ -89,4 +99,4 @@ class Core:
 
     def admin_servicer(self) -> AdminServicer:
         """The service for operators."""
-        return AdminServicer(lifecycle=self.lifecycle, link=self.link)
+        return AdminServicer(operations=self.operations)

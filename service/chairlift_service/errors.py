@@ -38,6 +38,9 @@ class Reason(enum.StrEnum):
     QUEUE_FULL = "QUEUE_FULL"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     DRAINING = "DRAINING"
+    WRONG_STATE = "WRONG_STATE"
+    INVALID_WEIGHTS = "INVALID_WEIGHTS"
+    STOPPED = "STOPPED"
     NOT_READY = "NOT_READY"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     SHUTTING_DOWN = "SHUTTING_DOWN"
@@ -71,6 +74,11 @@ TABLE: Final[Mapping[Reason, Row]] = {
     Reason.QUEUE_FULL: Row(_CODE.RESOURCE_EXHAUSTED, "Too many requests wait.", retry_after=1.0),
     Reason.MESSAGE_TOO_LARGE: Row(_CODE.RESOURCE_EXHAUSTED, "The request is larger than what the service passes on."),
     Reason.DRAINING: Row(_CODE.FAILED_PRECONDITION, "The service finishes what it has and takes nothing new."),
+    Reason.WRONG_STATE: Row(_CODE.FAILED_PRECONDITION, "The state of the service does not allow this operation."),
+    Reason.INVALID_WEIGHTS: Row(
+        _CODE.INVALID_ARGUMENT, "The weights do not fit the running model."
+    ),
+    Reason.STOPPED: Row(_CODE.UNAVAILABLE, "An operator stopped the service.", retry_after=1.0),
     Reason.NOT_READY: Row(_CODE.UNAVAILABLE, "The model is being loaded.", retry_after=1.0),
     Reason.DEADLINE_EXCEEDED: Row(_CODE.DEADLINE_EXCEEDED, "The caller's deadline passed."),
     Reason.SHUTTING_DOWN: Row(_CODE.UNAVAILABLE, "The service ends.", retry_after=1.0),

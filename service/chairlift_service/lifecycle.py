@@ -1,9 +1,11 @@
-"""What the server does now: starting, serving, draining, failed. One owner of that state; health follows it."""
+"""What the server does now, and what may come after it. One owner of that state; health follows it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from chairlift.v1 import info_service_pb2
 from chairlift_worker.ipc.messages import ModelCardMsg, SettingMsg
@@ -13,7 +15,73 @@ from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.health import Health
 from chairlift_service.text.tokenizer import Tokenizer
 
-State = info_service_pb2.ServerState
+
+class State(enum.Enum):
+    """What the server does."""
+
+    STARTING = enum.auto()  # the model is being loaded
+    SERVING = enum.auto()
+    PAUSED = enum.auto()  # takes requests, computes none
+    UPDATING = enum.auto()  # as PAUSED, while the worker takes other weights
+    DRAINING = enum.auto()  # lets what is there end; an operator may resume
+    STOPPED = enum.auto()  # idle; an operator may resume
+    ENDING = enum.auto()  # lets what is there end, and then the process
+    FAILED = enum.auto()  # the worker is gone
+
+
+class Happening(enum.Enum):
+    """What changes the state."""
+
+    READY = "ready"  # the worker can serve
+    PAUSE = "pause"
+    RESUME = "resume"
+    DRAIN = "drain"
+    STOP = "stop"
+    UPDATE = "update of the weights"
+    UPDATED = "end of the update"
+    SIGNAL = "signal to end"
+    LOSS = "loss of the worker"
+
+
+_S, _H = State, Happening
+_RUNNING: Final = (_S.SERVING, _S.PAUSED, _S.DRAINING)
+
+TRANSITIONS: Final[Mapping[tuple[State, Happening], State]] = {
+    (_S.STARTING, _H.READY): _S.SERVING,
+    (_S.SERVING, _H.PAUSE): _S.PAUSED,
+    (_S.PAUSED, _H.UPDATE): _S.UPDATING,
+    (_S.UPDATING, _H.UPDATED): _S.PAUSED,
+    (_S.ENDING, _H.UPDATED): _S.ENDING,
+    (_S.ENDING, _H.DRAIN): _S.ENDING,  # waits along
+    **{(state, _H.RESUME): _S.SERVING for state in (_S.PAUSED, _S.DRAINING, _S.STOPPED)},
+    **{(state, _H.DRAIN): _S.DRAINING for state in _RUNNING},
+    **{(state, _H.STOP): _S.STOPPED for state in _RUNNING},
+    **{(state, _H.SIGNAL): _S.ENDING for state in State if state is not _S.FAILED},
+    **{(state, _H.LOSS): _S.FAILED for state in State},
+}
+"""All there is. What does not stand here cannot happen: an operator who asks for it is refused."""
+
+SHOWN: Final[Mapping[State, info_service_pb2.ServerState]] = {
+    _S.STARTING: info_service_pb2.SERVER_STATE_STARTING,
+    _S.SERVING: info_service_pb2.SERVER_STATE_SERVING,
+    _S.PAUSED: info_service_pb2.SERVER_STATE_PAUSED,
+    _S.UPDATING: info_service_pb2.SERVER_STATE_PAUSED,
+    _S.DRAINING: info_service_pb2.SERVER_STATE_DRAINING,
+    _S.STOPPED: info_service_pb2.SERVER_STATE_STOPPED,
+    _S.ENDING: info_service_pb2.SERVER_STATE_DRAINING,
+    _S.FAILED: info_service_pb2.SERVER_STATE_FAILED,
+}
+"""What users see of it."""
+
+HEALTHY: Final = frozenset({_S.SERVING, _S.PAUSED, _S.UPDATING})
+"""Where health is SERVING and new requests are taken."""
+
+_REFUSALS: Final[Mapping[State, tuple[Reason, str]]] = {
+    _S.DRAINING: (Reason.DRAINING, "the service finishes what it has and takes nothing new"),
+    _S.ENDING: (Reason.DRAINING, "the service finishes what it has and takes nothing new"),
+    _S.STOPPED: (Reason.STOPPED, "the service is stopped"),
+    _S.FAILED: (Reason.WORKER_LOST, "the worker is gone"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,11 +97,11 @@ class ServedModel:
 
 
 class Lifecycle:
-    """STARTING -> SERVING -> DRAINING, and FAILED from anywhere. Health is SERVING in SERVING alone."""
+    """Owns the state, which changes by `TRANSITIONS` alone, and the model once it is known."""
 
     def __init__(self, *, healths: Sequence[Health]) -> None:
         self._healths = healths  # one for each server
-        self._state: State = info_service_pb2.SERVER_STATE_STARTING
+        self._state = State.STARTING
         self._model: ServedModel | None = None
 
     @property
@@ -47,19 +115,28 @@ class Lifecycle:
         return self._model.settings if self._model is not None else ()
 
     def serve(self, model: ServedModel) -> None:
-        """The worker can serve. Does nothing once the server drains or has failed."""
+        """The worker can serve. Changes no state once the server ends."""
         self._model = model
-        if self._state == info_service_pb2.SERVER_STATE_STARTING:
-            self._enter(info_service_pb2.SERVER_STATE_SERVING)
+        if self.may(Happening.READY):
+            self.enter(Happening.READY)
 
-    def drain(self) -> None:
-        """New requests are refused from now on."""
-        if self._state != info_service_pb2.SERVER_STATE_FAILED:
-            self._enter(info_service_pb2.SERVER_STATE_DRAINING)
+    def may(self, happening: Happening) -> bool:
+        """Whether this can happen now."""
+        return (self._state, happening) in TRANSITIONS
 
-    def fail(self) -> None:
-        """The worker is gone."""
-        self._enter(info_service_pb2.SERVER_STATE_FAILED)
+    def check(self, happening: Happening) -> None:
+        """Raises ServiceError, with NOT_READY or WRONG_STATE, if this cannot happen now."""
+        if not self.may(happening):
+            self.model()
+            now = self._state.name
+            raise ServiceError(Reason.WRONG_STATE, f"no {happening.value} while {now}", metadata={"state": now})
+
+    def enter(self, happening: Happening) -> None:
+        """It happens. Raises ServiceError as `check`."""
+        self.check(happening)
+        self._state = TRANSITIONS[self._state, happening]
+        for health in self._healths:
+            health.set_serving(serving=self._state in HEALTHY)
 
     def model(self) -> ServedModel:
         """The model. Raises ServiceError with NOT_READY while it is being loaded."""
@@ -68,14 +145,8 @@ class Lifecycle:
         return self._model
 
     def accepting(self) -> ServedModel:
-        """The model, if new requests are taken. Raises ServiceError: NOT_READY, DRAINING or WORKER_LOST."""
-        if self._state == info_service_pb2.SERVER_STATE_DRAINING:
-            raise ServiceError(Reason.DRAINING, "the service finishes what it has and takes nothing new")
-        if self._state == info_service_pb2.SERVER_STATE_FAILED:
-            raise ServiceError(Reason.WORKER_LOST, "the worker is gone")
+        """The model, if new requests are taken. Raises ServiceError: NOT_READY, DRAINING, STOPPED or WORKER_LOST."""
+        if self._state in _REFUSALS:
+            reason, message = _REFUSALS[self._state]
+            raise ServiceError(reason, message)
         return self.model()
-
-    def _enter(self, state: State) -> None:
-        self._state = state
-        for health in self._healths:
-            health.set_serving(serving=state == info_service_pb2.SERVER_STATE_SERVING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -12,19 +11,23 @@ import structlog
 from chairlift_worker.ipc.channel import ServiceChannel
 from chairlift_worker.ipc.messages import (
     AddRequestMsg,
+    AnswerMsg,
     CancelMsg,
+    ControlMsg,
+    DoneMsg,
     FlushedMsg,
-    FlushPrefixCacheMsg,
     ReadyMsg,
     ShutdownMsg,
     StartFailedMsg,
     StepMsg,
+    WeightsMsg,
     decode_worker,
     encode,
 )
 from chairlift_worker.ipc.ring import CorruptRecordError, RecordTooLargeError
 
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.questions import Questions
 
 MAX_RECORDS_PER_TURN: Final = 32
 """Records handled before the event loop gets a turn."""
@@ -34,9 +37,6 @@ LEFT_FOR_CANCELS_BYTES: Final = 16 * 1024
 
 RETRY_S: Final = 0.005
 """How long to wait for room in a full ring before the next try to send cancellations."""
-
-FLUSH_TIMEOUT_S: Final = 30.0
-"""How long a flush of the prefix cache may take; the worker answers between two steps."""
 
 _log = structlog.get_logger(__name__)
 
@@ -52,8 +52,8 @@ class StepSink(Protocol):
 class Link:
     """Sends requests and cancellations, hands steps to a sink. Of one worker; a new worker gets a new link.
 
-    `hello` is the worker's first message. `broken` is set, in words, when the results ring or what came through it
-    cannot be: nothing is received any more then, and the worker is to be given up.
+    `questions` are those that the worker answers. `hello` is its first message. `broken` is set, in words, when the
+    results ring or what came through it cannot be: nothing is received any more then, and the worker is to be given up.
     """
 
     def __init__(self, *, channel: ServiceChannel) -> None:
@@ -62,9 +62,8 @@ class Link:
         self._sink: StepSink | None = None
         self._unsent_cancels: dict[int, None] = {}  # at most one for each live request
         self._retry: asyncio.TimerHandle | None = None
-        self._flushes: dict[int, asyncio.Future[int]] = {}
-        self._ops = itertools.count(1)
         self._open = False
+        self.questions = Questions(send=self._send_control)
         self.hello: asyncio.Future[ReadyMsg | StartFailedMsg] = self._loop.create_future()
         self.broken: asyncio.Future[str] = self._loop.create_future()
 
@@ -84,9 +83,7 @@ class Link:
         self._unsent_cancels.clear()
         if self._retry is not None:
             self._retry.cancel()
-        for flush in self._flushes.values():
-            if not flush.done():
-                flush.set_exception(ServiceError(Reason.WORKER_LOST, "the worker is gone"))
+        self.questions.close()
 
     def add(self, messages: Sequence[AddRequestMsg]) -> None:
         """Sends all of them, or none.
@@ -124,24 +121,6 @@ class Link:
         except CorruptRecordError:
             return False
 
-    async def flush_prefix_cache(self) -> int:
-        """Makes the worker forget the cached pages that no request uses; returns their number.
-
-        Raises ServiceError: WORKER_LOST, QUEUE_FULL, or DEADLINE_EXCEEDED after 30 s.
-        """
-        op = next(self._ops)
-        if not self._open:
-            raise ServiceError(Reason.WORKER_LOST, "the worker is gone")
-        if not self._channel.requests.try_send(encode(FlushPrefixCacheMsg(op=op))):
-            raise ServiceError(Reason.QUEUE_FULL, "the way to the worker is full")
-        done = self._flushes[op] = self._loop.create_future()
-        try:
-            return await asyncio.wait_for(done, FLUSH_TIMEOUT_S)
-        except TimeoutError as error:
-            raise ServiceError(Reason.DEADLINE_EXCEEDED, f"no answer within {FLUSH_TIMEOUT_S:.0f} s") from error
-        finally:
-            del self._flushes[op]
-
     def receive_rest(self) -> None:
         """Handles what a worker that is gone has left in the ring."""
         while self._open and self._receive_one():
@@ -176,18 +155,28 @@ class Link:
             return False
         return True
 
-    def _handle(self, message: ReadyMsg | StartFailedMsg | StepMsg | FlushedMsg) -> None:
+    def _handle(self, message: ReadyMsg | StartFailedMsg | StepMsg | AnswerMsg) -> None:
         match message:
             case StepMsg():
                 assert self._sink is not None  # set by open()
                 self._sink.apply(message)
-            case FlushedMsg():
-                flush = self._flushes.get(message.op)
-                if flush is not None and not flush.done():
-                    flush.set_result(message.num_pages)
+            case FlushedMsg() | DoneMsg() | WeightsMsg():
+                self.questions.answered(message)
             case ReadyMsg() | StartFailedMsg():
                 if not self.hello.done():
                     self.hello.set_result(message)
+
+    def _send_control(self, message: ControlMsg) -> None:
+        """Raises ServiceError: WORKER_LOST or QUEUE_FULL."""
+        if not self._open:
+            raise ServiceError(Reason.WORKER_LOST, "the worker is gone")
+        try:
+            sent = self._channel.requests.try_send(encode(message))
+        except CorruptRecordError as error:
+            self._break(str(error))
+            raise ServiceError(Reason.WORKER_LOST, "the worker is gone") from error
+        if not sent:
+            raise ServiceError(Reason.QUEUE_FULL, "the way to the worker is full")
 
     def _break(self, why: str) -> None:
         if not self.broken.done():

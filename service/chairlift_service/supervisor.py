@@ -131,9 +131,9 @@ class Supervisor:
 def stuck_for(status: Status, *, now_ns: int) -> float | None:
     """For how many seconds a worker has given no sign of life, if that is too long; else None.
 
-    Bounded while it serves (IDLE, RUNNING); how long loading and warming may take is the start time-out's matter.
+    Bounded while it serves, or is paused; how long loading and warming may take is the start time-out's matter.
     """
-    if status.phase not in (Phase.IDLE, Phase.RUNNING) or not status.heartbeat_ns:
+    if status.phase not in (Phase.IDLE, Phase.RUNNING, Phase.PAUSED) or not status.heartbeat_ns:
         return None
     silent_s = (now_ns - status.heartbeat_ns) / _NS_PER_S
     return silent_s if silent_s > STUCK_BASE_S + status.planned_tokens * STUCK_PER_TOKEN_S else None

@@ -18,6 +18,7 @@ CODES = {
         Reason.PROMPT_TOO_LONG,
         Reason.UNKNOWN_TOKEN_ID,
         Reason.UNSUPPORTED_OPTION,
+        Reason.INVALID_WEIGHTS,
     },
     "ALREADY_EXISTS": {Reason.DUPLICATE_REQUEST_ID},
     "NOT_FOUND": {Reason.REQUEST_NOT_FOUND},

@@ -55,6 +55,10 @@ def add(uid: int, num_tokens: int = 4) -> AddRequestMsg:
     )
 
 
+def flush(op: int) -> FlushPrefixCacheMsg:
+    return FlushPrefixCacheMsg(op=op)
+
+
 def step(number: int) -> StepMsg:
     return StepMsg(step=number, uids=b"", token_ids=b"", logprobs=b"", started=(), endings=())
 
@@ -188,25 +192,23 @@ async def test_an_idle_link_costs_no_turns(link: Link, worker: WorkerChannel, st
 
 
 async def test_a_flush_is_answered_by_number(link: Link, worker: WorkerChannel) -> None:
-    first, second = (asyncio.ensure_future(link.flush_prefix_cache()) for _ in range(2))
-    await asyncio.sleep(0)
+    first, second = (link.questions.ask(flush) for _ in range(2))
     ops = [message.op for message in sent(worker) if isinstance(message, FlushPrefixCacheMsg)]
     say(worker, FlushedMsg(op=ops[1], num_pages=22))
     say(worker, FlushedMsg(op=99, num_pages=33))
     say(worker, FlushedMsg(op=ops[0], num_pages=11))
-    assert await asyncio.gather(first, second) == [11, 22]
+    assert [answer.num_pages for answer in await asyncio.gather(first, second)] == [11, 22]
 
 
 async def test_closing_fails_what_waits_and_refuses_what_comes(link: Link) -> None:
-    flush = asyncio.ensure_future(link.flush_prefix_cache())
-    await asyncio.sleep(0)
+    question = link.questions.ask(flush)
     link.close()
     with pytest.raises(ServiceError, match="WORKER_LOST"):
-        await flush
+        await question
     with pytest.raises(ServiceError, match="WORKER_LOST"):
         link.add([add(1)])
     with pytest.raises(ServiceError, match="WORKER_LOST"):
-        await link.flush_prefix_cache()
+        link.questions.ask(flush)
     link.cancel(1)
     assert not link.shutdown()
 

@@ -21,17 +21,22 @@ from chairlift_worker.ipc.channel import ServiceGoneError, WorkerChannel
 from chairlift_worker.ipc.messages import (
     AddRequestMsg,
     CancelMsg,
+    DoneMsg,
     EndingMsg,
     EndingReason,
     FlushedMsg,
     FlushPrefixCacheMsg,
     ModelCardMsg,
+    PauseMsg,
     ReadyMsg,
+    ResumeMsg,
     SettingMsg,
     ShutdownMsg,
     StartedMsg,
     StartFailedMsg,
     StepMsg,
+    UpdateWeightsMsg,
+    WeightsMsg,
     WorkerMsg,
     decode_request,
     encode,
@@ -44,6 +49,10 @@ CACHE_LEN = 1024
 EOS_ID = 0
 NUM_FLUSHED = 7  # pages that a flush always brings
 CACHED_TOKENS = 3  # prompt tokens that every request is said to have found in the prefix cache
+BAD_FOLDER = "/bad"  # an update of the weights from here is refused with BAD_WEIGHTS
+BAD_WEIGHTS = "INVALID_WEIGHTS: /bad: tensors missing in its files: one"
+NUM_TENSORS = 3  # that every other update replaces; each adds SHIFT to the tokens that follow
+SHIFT = 100
 ERROR_TOKEN = 500  # a prompt that starts with it fails after two tokens
 CRASH_TOKEN = 501  # a prompt that starts with it kills the worker when it starts
 ERROR_TEXT = "NUMERICAL_ERROR: the logits were not finite"
@@ -67,6 +76,7 @@ class Script:
     crash_start: bool = False  # exits with code 3 and says nothing
     deaf: bool = False  # does not take messages off the ring
     ignore_shutdown: bool = False
+    update_s: float = 0.0  # how long an update of the weights takes
 
 
 @dataclasses.dataclass(slots=True)
@@ -91,6 +101,9 @@ class FakeWorker:
         self._generated = 0
         self._prompt_tokens = 0
         self._stopping = False
+        self._paused = False
+        self._update: tuple[float, UpdateWeightsMsg] | None = None  # when it will be over
+        self._shift = 0
 
     def run(self) -> int:
         """Until told to stop; returns the exit code."""
@@ -106,7 +119,8 @@ class FakeWorker:
             while (record := self._channel.requests.receive()) is not None:
                 self._handle(record)
         self._expire()
-        if self._rows or self._endings:
+        self._end_update()
+        if (self._rows and not self._stands_still) or self._endings:
             time.sleep(self._script.step_s)
             self._step()
         elif wait_s and self._script.deaf:
@@ -146,8 +160,38 @@ class FakeWorker:
                 self._end(uid, EndingReason.CANCELLED)
             case FlushPrefixCacheMsg(op=op):
                 self._send(FlushedMsg(op=op, num_pages=NUM_FLUSHED))
+            case PauseMsg(op=op):
+                self._paused = True
+                self._send(DoneMsg(op=op))
+            case ResumeMsg(op=op):
+                self._paused = False
+                self._send(DoneMsg(op=op))
+            case UpdateWeightsMsg() as message:
+                self._update = (time.monotonic() + self._script.update_s, message)
             case ShutdownMsg():
                 self._stopping = not self._script.ignore_shutdown
+
+    @property
+    def _stands_still(self) -> bool:
+        return self._paused or self._update is not None
+
+    def _end_update(self) -> None:
+        if self._update is None or self._update[0] > time.monotonic():
+            return
+        message = self._update[1]
+        self._update = None
+        bad = message.folder == BAD_FOLDER
+        self._shift += 0 if bad else SHIFT
+        started = sum(row.started for row in self._rows.values())
+        self._send(
+            WeightsMsg(
+                op=message.op,
+                error=BAD_WEIGHTS if bad else "",
+                num_tensors=0 if bad else NUM_TENSORS,
+                num_requests=0 if bad else started,
+                num_pages=0 if bad else NUM_FLUSHED,
+            )
+        )
 
     def _expire(self) -> None:
         now_ns = time.monotonic_ns()
@@ -159,14 +203,15 @@ class FakeWorker:
         self._steps += 1
         uids, token_ids, logprobs = array("Q"), array("i"), array("f")
         started = []
-        for uid, row in list(self._rows.items())[: self._script.max_running]:
+        rows = [] if self._stands_still else list(self._rows.items())[: self._script.max_running]
+        for uid, row in rows:
             if not row.started:
                 row.started = True
                 self._prompt_tokens += len(row.prompt)
                 started.append(StartedMsg(uid=uid, cached_tokens=min(CACHED_TOKENS, len(row.prompt) - 1)))
                 if row.prompt[0] == CRASH_TOKEN:
                     os.kill(os.getpid(), signal.SIGKILL)
-            token = row.prompt[row.num_generated % len(row.prompt)]
+            token = row.prompt[row.num_generated % len(row.prompt)] + self._shift
             uids.append(uid)
             token_ids.append(token)
             logprobs.append(logprob(row.num_generated) if row.message.logprobs else float("nan"))
@@ -215,7 +260,7 @@ class FakeWorker:
     def _show(self) -> None:
         running = sum(row.started for row in self._rows.values())
         self._channel.status.set(
-            phase=Phase.RUNNING if self._rows else Phase.IDLE,
+            phase=Phase.PAUSED if self._stands_still else Phase.RUNNING if self._rows else Phase.IDLE,
             steps=self._steps,
             requests_waiting=len(self._rows) - running,
             requests_running=running,

@@ -15,6 +15,7 @@ import grpc
 import msgspec
 import pytest
 from chairlift.v1 import (
+    admin_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
     info_service_pb2_grpc,
@@ -44,12 +45,18 @@ class Served:
     app: App
     signals: Signals
     channel: grpc.aio.Channel
+    admin_channel: grpc.aio.Channel
     target: str
     run: asyncio.Task[Any]
 
     @property
     def generation(self) -> Any:
         return generation_service_pb2_grpc.GenerationServiceStub(self.channel)
+
+    @property
+    def admin(self) -> Any:
+        """With `admin=True` alone."""
+        return admin_service_pb2_grpc.AdminServiceStub(self.admin_channel)
 
     @property
     def text(self) -> Any:
@@ -110,8 +117,19 @@ async def serving(
             await eventually(lambda: core.main_health.serving or run.done(), timeout_s=30)
             if run.done():
                 run.result()  # says why
-            async with grpc.aio.insecure_channel(str(address)) as grpc_channel:
-                yield Served(core=core, app=app, signals=signals, channel=grpc_channel, target=str(address), run=run)
+            async with (
+                grpc.aio.insecure_channel(str(address)) as grpc_channel,
+                grpc.aio.insecure_channel(f"unix:{folder}/admin") as admin_channel,
+            ):
+                yield Served(
+                    core=core,
+                    app=app,
+                    signals=signals,
+                    channel=grpc_channel,
+                    admin_channel=admin_channel,
+                    target=str(address),
+                    run=run,
+                )
         finally:
             signals.first.set()
             await asyncio.gather(run, return_exceptions=True)

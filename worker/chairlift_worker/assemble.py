@@ -10,6 +10,7 @@ import torch
 
 from chairlift_worker.attention.backends import make_backend
 from chairlift_worker.config import ModelFacts, SettingError, WorkerConfig, resolve
+from chairlift_worker.control import Control
 from chairlift_worker.engine import Engine
 from chairlift_worker.executor import ModelExecutor
 from chairlift_worker.faults import Faults
@@ -21,6 +22,7 @@ from chairlift_worker.ipc.status import Phase
 from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.model.loader import load_model
+from chairlift_worker.model.weights import LiveWeights
 from chairlift_worker.roster import Roster
 from chairlift_worker.runner import Runner
 from chairlift_worker.scheduler import Scheduler, StepLimits
@@ -35,6 +37,7 @@ class Parts:
     roster: Roster
     scheduler: Scheduler
     executor: ModelExecutor
+    control: Control
     ready: ReadyMsg  # what the worker says of itself
 
 
@@ -59,13 +62,20 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
         roster=roster,
         scheduler=_scheduler(config, roster),
         executor=executor,
+        control=Control(roster=roster, weights=LiveWeights(module=model.module)),
         ready=ReadyMsg(model=model.card(cache_len=config.cache_len), settings=config.settings),
     )
 
 
 def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
     """The engine over these parts."""
-    return Engine(channel=channel, roster=parts.roster, scheduler=parts.scheduler, executor=parts.executor)
+    return Engine(
+        channel=channel,
+        roster=parts.roster,
+        scheduler=parts.scheduler,
+        executor=parts.executor,
+        control=parts.control,
+    )
 
 
 def _executor(settings: WorkerSettings, config: WorkerConfig, model: LoadedModel, faults: Faults) -> ModelExecutor:

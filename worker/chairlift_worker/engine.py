@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from chairlift_worker.control import Control
 from chairlift_worker.ipc.channel import WorkerChannel
 from chairlift_worker.ipc.messages import (
     AddRequestMsg,
+    AnswerMsg,
     CancelMsg,
-    FlushedMsg,
-    FlushPrefixCacheMsg,
     RequestMsg,
     ShutdownMsg,
     WorkerMsg,
@@ -24,8 +24,10 @@ from chairlift_worker.request import Request
 from chairlift_worker.roster import Roster
 from chairlift_worker.scheduler import Scheduler
 
-# How long the idle loop sleeps at most: the heartbeat of a worker that has nothing to do.
+# How long the idle loop sleeps at most: the heartbeat of a worker that has nothing to do, or that is paused.
 IDLE_WAIT_S: Final = 0.25
+# The same while weights are being replaced: how late the end of that may be noticed.
+UPDATE_WAIT_S: Final = 0.02
 
 
 class Executor(Protocol):
@@ -46,12 +48,14 @@ class Engine:
         roster: Roster,
         scheduler: Scheduler,
         executor: Executor,
+        control: Control,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._channel = channel
         self._roster = roster
         self._scheduler = scheduler
         self._executor = executor
+        self._control = control
         self._clock = clock
         self._steps = 0
         self._stopping = False
@@ -65,10 +69,10 @@ class Engine:
                 self._rest()
 
     def turn(self) -> bool:
-        """Takes what came in and runs one step; False if there was none to run."""
+        """Takes what came in and runs one step; False if there was none to run, or none may."""
         self._receive()
         self._roster.expire(self._clock())
-        plan = self._scheduler.plan(self._clock())
+        plan = None if self._control.stands_still else self._scheduler.plan(self._clock())
         if plan is None:
             self._emit()  # endings of requests that were cancelled or expired
             return False
@@ -84,6 +88,7 @@ class Engine:
         """Takes in every message that is there."""
         while (record := self._channel.requests.receive()) is not None:
             self._handle(decode_request(record))
+        self._answer(self._control.finished())
 
     def _handle(self, message: RequestMsg) -> None:
         match message:
@@ -91,10 +96,14 @@ class Engine:
                 self._roster.add(Request(message))
             case CancelMsg():
                 self._roster.cancel(message.uid, self._clock())
-            case FlushPrefixCacheMsg():
-                self._send(FlushedMsg(op=message.op, num_pages=self._roster.memory.flush()))
             case ShutdownMsg():
                 self._stopping = True
+            case _:
+                self._answer(self._control.handle(message))
+
+    def _answer(self, answer: AnswerMsg | None) -> None:
+        if answer is not None:
+            self._send(answer)
 
     def _emit(self) -> None:
         """Tells the service what happened since the last time, in one message where the ring takes it."""
@@ -106,8 +115,9 @@ class Engine:
 
     def _rest(self) -> None:
         """Sleeps until something comes in or expires. Checks all books once, in the first quiet moment."""
-        self._show(Phase.IDLE, planned_tokens=0)
-        if self._stopping or self._channel.wait_for_request(IDLE_WAIT_S) or self._books_checked:
+        self._show(Phase.PAUSED if self._control.stands_still else Phase.IDLE, planned_tokens=0)
+        wait_s = UPDATE_WAIT_S if self._control.is_updating else IDLE_WAIT_S
+        if self._stopping or self._channel.wait_for_request(wait_s) or self._books_checked:
             return
         self._roster.check()
         self._books_checked = True

@@ -75,12 +75,20 @@ class Roster:
 
     def preempt(self, request: Request) -> None:
         """Takes a request's pages; it waits at its old place and is computed again, but for what is still cached."""
-        del self.active[request.uid]
-        self.memory.release(request)
+        self._make_wait(request)
         request.progress.preemptions += 1
         self.counters.preemptions_recompute += 1
-        request.become(RequestState.WAITING)
-        self.waiting.push(request)
+
+    def give_up_computed(self) -> int:
+        """Takes every active request's pages, since what they hold is of no use any more; returns their number.
+
+        They wait at their old places and are computed again from their tokens. Nobody preempted them, so it does not
+        count as if somebody had.
+        """
+        requests = list(self.active.values())
+        for request in requests:
+            self._make_wait(request)
+        return len(requests)
 
     def end(self, request: Request, reason: EndingReason, now_ns: int, error: str = "") -> None:
         """Lets the request and its pages go, and tells of it."""
@@ -90,6 +98,12 @@ class Roster:
             self.memory.release(request)
         request.become(RequestState.FINISHED)
         self.outbox.ending(request, reason, now_ns, error)
+
+    def _make_wait(self, request: Request) -> None:
+        del self.active[request.uid]
+        self.memory.release(request)
+        request.become(RequestState.WAITING)
+        self.waiting.push(request)
 
     def check(self) -> None:
         """Raises AssertionError unless every owner's books agree."""

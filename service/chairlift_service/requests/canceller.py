@@ -9,14 +9,17 @@ from chairlift_service.requests.worker_port import WorkerPort
 
 
 class Canceller:
-    """Ends live requests and lets kept results go. Needs no room in the queue and waits for nothing."""
+    """Ends live requests and lets results go. Needs no room in the queue and waits for nothing."""
 
     def __init__(self, *, registry: Registry, port: WorkerPort) -> None:
         self._registry = registry
         self._port = port
 
-    def cancel(self, request_id: str) -> generation_service_pb2.CancelStatus:
-        """Cancels the request of this id; says what that did."""
+    def cancel(self, request_id: str, *, unwanted: bool = False) -> generation_service_pb2.CancelStatus:
+        """Cancels the request of this id; says what that did.
+
+        The result of a live one is kept, for its reader to come, unless it is `unwanted`.
+        """
         generation = self._registry.find(request_id)
         if generation is None:
             if self._registry.departed.was_kept(request_id) is not None:
@@ -24,8 +27,11 @@ class Canceller:
             return generation_service_pb2.CANCEL_STATUS_NOT_FOUND
         if generation.ending is None:
             generation.cancelled = True
+            generation.unwanted = generation.unwanted or unwanted
             self._port.cancel(generation.uid)
             return generation_service_pb2.CANCEL_STATUS_CANCELLED
         if self._registry.live(generation.uid) is None:
             self._registry.let_go(generation)
+        else:  # the worker has not confirmed its ending yet
+            generation.unwanted = True
         return generation_service_pb2.CANCEL_STATUS_ALREADY_FINISHED

@@ -33,6 +33,8 @@ class Generation:
     state: event_pb2.RequestState = event_pb2.REQUEST_STATE_WAITING
     ending: EndingMsg | ServiceError | None = None
     cancelled: bool = False  # a caller was told that it ends with CANCELLED
+    unwanted: bool = False  # a detached one's result is not kept
+    paused: bool = False  # the service is, and this with it
     waiting: bool = False  # counts in the admission's bound
     size: int = 0  # bytes accounted for its kept result
 
@@ -45,6 +47,11 @@ class Generation:
     def started(self) -> bool:
         """Whether the worker has begun to compute it."""
         return self.cached_tokens is not None
+
+    @property
+    def shown_state(self) -> event_pb2.RequestState:
+        """Where it stands, for its readers."""
+        return event_pb2.REQUEST_STATE_PAUSED if self.paused and self.ending is None else self.state
 
     @property
     def num_bytes(self) -> int:

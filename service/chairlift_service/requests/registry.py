@@ -13,6 +13,7 @@ from chairlift_service.requests.admission import Admission
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.kept import Departed, KeptResults
 from chairlift_service.requests.readers import Readers
+from chairlift_service.requests.worker_port import WorkerPort
 
 
 class Registry:
@@ -20,7 +21,7 @@ class Registry:
 
     ```
     add -> live --- confirm (the worker's EndingMsg) ---> detached: kept -- ttl, memory, Cancel, same id --> departed
-                                                      '-> owned by a call: departed
+                                                      '-> owned by a call, or unwanted: departed
     ```
     An ended generation stays live until the worker confirms it, so that late output always finds its owner.
     """
@@ -30,6 +31,7 @@ class Registry:
         self._kept = kept
         self._readers = readers
         self.departed = Departed()
+        self._paused = False
         self._live: dict[int, Generation] = {}
         self._by_id: dict[str, Generation] = {}
         self._by_session: defaultdict[str, dict[int, Generation]] = defaultdict(dict)
@@ -60,6 +62,7 @@ class Registry:
         before = self._by_id.get(generation.request_id)
         if before is not None:
             self.let_go(before)
+        generation.paused = self._paused
         self._live[generation.uid] = generation
         self._by_id[generation.request_id] = generation
         if generation.request.session:
@@ -88,11 +91,14 @@ class Registry:
         self._admission.leave(generation)
 
     def confirm(self, generation: Generation, ending: EndingMsg | ServiceError) -> None:
-        """The worker is done with it, or is gone: its readers get `ending` if they have none, its result is kept."""
+        """The worker is done with it, or is gone: its readers get `ending` if they have none.
+
+        The result is kept if wanted; who reads it by now holds it, and gets it whole in any case.
+        """
         generation.end(ending)
         self._admission.leave(generation)
         del self._live[generation.uid]
-        if generation.detached:
+        if generation.detached and not generation.unwanted:
             self._kept.keep(generation, now_ns=time.monotonic_ns())
             self.sweep()
         else:
@@ -107,6 +113,22 @@ class Registry:
         """Forgets kept results that are too old or too many. Cheap if there are none."""
         for generation in self._kept.take_surplus(now_ns=time.monotonic_ns()):
             self._forget(generation)
+
+    def show_paused(self, *, paused: bool) -> None:
+        """Whether live generations, and those to come, show as paused."""
+        if paused is not self._paused:
+            self._paused = paused
+            for generation in self._live.values():
+                generation.paused = paused
+
+    def stop_all(self, error: ServiceError, *, port: WorkerPort) -> list[Generation]:
+        """Ends every live generation for its readers, and has the worker end it; returns them."""
+        stopped = list(self._live.values())
+        for generation in stopped:
+            generation.end(error)
+            port.cancel(generation.uid)
+            self._readers.notify(generation)
+        return stopped
 
     def fail_all(self, error: ServiceError) -> None:
         """Ends every live generation, and every open reader: the worker is gone, or the service is going."""

@@ -12,7 +12,7 @@ from chairlift_service.requests.output_log import LogSlice
 
 def accepted(generation: Generation) -> event_pb2.Accepted:
     """What holds for it."""
-    return convert.accepted(generation.request, state=generation.state, cached_tokens=generation.cached_tokens)
+    return convert.accepted(generation.request, state=generation.shown_state, cached_tokens=generation.cached_tokens)
 
 
 def delta(generation: Generation, piece: LogSlice) -> event_pb2.Delta:
@@ -23,7 +23,7 @@ def delta(generation: Generation, piece: LogSlice) -> event_pb2.Delta:
         token_ids=piece.token_ids,
         text=piece.text,
         logprobs=piece.logprobs,
-        state=generation.state,
+        state=generation.shown_state,
     )
 
 

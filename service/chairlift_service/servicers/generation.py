@@ -100,15 +100,12 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     @guarded
     async def Cancel(self, request: _pb.CancelRequest, context: CallContext) -> _pb.CancelResponse:  # noqa: N802, ARG002 - gRPC's signature
         """Cancels requests by id and by session."""
+        of_session = self._registry.of_session(request.session) if request.session else []
+        unwanted = dict.fromkeys(generation.request_id for generation in of_session)
         response = _pb.CancelResponse()
-        for request_id in request.request_ids:
-            response.outcomes.add(request_id=request_id, status=self._canceller.cancel(request_id))
-        if request.session:
-            named = set(request.request_ids)
-            for generation in self._registry.of_session(request.session):
-                if generation.request_id not in named:
-                    status = self._canceller.cancel(generation.request_id)
-                    response.outcomes.add(request_id=generation.request_id, status=status)
+        for request_id in dict.fromkeys((*request.request_ids, *unwanted)):
+            status = self._canceller.cancel(request_id, unwanted=request_id in unwanted)
+            response.outcomes.add(request_id=request_id, status=status)
         return response
 
     async def _own(self, message: request_pb2.GenerationRequest, context: CallContext) -> Lease:

@@ -12,7 +12,7 @@ from chairlift_worker.ipc.messages import SettingMsg
 from chairlift_worker.ipc.status import StatusReader
 
 from chairlift_service import convert
-from chairlift_service.lifecycle import Lifecycle
+from chairlift_service.lifecycle import SHOWN, Lifecycle
 from chairlift_service.requests.registry import Registry
 from chairlift_service.servicers.edge import CallContext, guarded
 from chairlift_service.supervisor import Supervisor
@@ -52,7 +52,7 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
         status = msgspec.structs.asdict(self._status.read())
         return _pb.GetServerResponse(
             version=importlib.metadata.version("chairlift"),
-            state=self._lifecycle.state,
+            state=SHOWN[self._lifecycle.state],
             worker_pids=self._supervisor.pids,
             config=convert.settings(self._settings()),
             statistics=convert.statistics(

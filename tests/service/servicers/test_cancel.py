@@ -146,10 +146,42 @@ async def test_a_session_is_cancelled_with_all_its_requests_and_no_others() -> N
         assert await outcomes(served, "s1", session="mine") == {"s0": cancelled, "s1": cancelled, "s2": cancelled}
         assert (await rest(other))[-1].finished.usage.generated_tokens == 50
         await eventually(lambda: served.core.registry.num_live == 0)
-        finished = _pb.CANCEL_STATUS_ALREADY_FINISHED
-        assert await outcomes(served, session="mine") == {"s0": finished, "s1": finished, "s2": finished}
-        assert len(served.core.registry) == 0
+        assert len(served.core.registry) == 0  # let go as they ended
         assert await outcomes(served, session="mine") == {}
+
+
+async def test_who_reads_a_session_that_is_cancelled_gets_its_endings_although_nothing_is_kept() -> None:
+    async with serving(script={"step_s": 0.01}) as served:
+        batch = [ids_request(5, request_id=f"s{i}", session="mine", max_new_tokens=LONG) for i in range(2)]
+        await served.generation.AddRequests(_pb.AddRequestsRequest(requests=batch))
+        whole = served.generation.Result(_pb.ResultRequest(session="mine"))
+        one = served.generation.Result(_pb.ResultRequest(request_id="s1"))
+        await asyncio.gather(whole.read(), one.read())
+        await outcomes(served, session="mine")
+        ended = set()
+        while len(ended) < 2:
+            event = await asyncio.wait_for(whole.read(), 5)
+            if event.WhichOneof("event") == "finished":
+                assert event.finished.reason == event_pb2.FINISH_REASON_CANCELLED
+                ended.add(event.request_id)
+        assert ended == {"s0", "s1"}
+        assert (await rest(one))[-1].finished.reason == event_pb2.FINISH_REASON_CANCELLED
+        assert len(served.core.registry) == 0
+        refused = await refusal(served.generation.Result(_pb.ResultRequest(request_id="s1")))
+        assert refused.reason == "RESULT_EXPIRED"
+        whole.cancel()
+
+
+async def test_what_is_cancelled_by_id_is_kept_until_it_is_cancelled_again() -> None:
+    async with serving(script={"step_s": 0.01}) as served:
+        added = ids_request(5, request_id="mine", max_new_tokens=LONG)
+        await served.generation.AddRequest(_pb.AddRequestRequest(request=added))
+        await outcomes(served, "mine")
+        await eventually(lambda: served.core.registry.num_live == 0)
+        events = await rest(served.generation.Result(_pb.ResultRequest(request_id="mine")))
+        assert events[-1].finished.reason == event_pb2.FINISH_REASON_CANCELLED
+        assert await outcomes(served, "mine") == {"mine": _pb.CANCEL_STATUS_ALREADY_FINISHED}
+        assert len(served.core.registry) == 0
 
 
 async def test_what_was_said_to_be_cancelled_ends_as_cancelled_even_if_it_came_to_its_end_meanwhile() -> None:

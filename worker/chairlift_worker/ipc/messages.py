@@ -53,11 +53,31 @@ class FlushPrefixCacheMsg(msgspec.Struct, frozen=True, array_like=True, tag="flu
     op: int
 
 
+class PauseMsg(msgspec.Struct, frozen=True, array_like=True, tag="pause", gc=False):
+    """Begin no step until a `ResumeMsg`; answered by `DoneMsg`, after all that earlier steps brought."""
+
+    op: int
+
+
+class ResumeMsg(msgspec.Struct, frozen=True, array_like=True, tag="resume", gc=False):
+    """Step again, after an update of the weights that may be under way; answered by `DoneMsg` at once."""
+
+    op: int
+
+
+class UpdateWeightsMsg(msgspec.Struct, frozen=True, array_like=True, tag="weights", gc=False):
+    """While paused: replace the weights by those of a folder; answered by `WeightsMsg`."""
+
+    op: int
+    folder: str
+
+
 class ShutdownMsg(msgspec.Struct, frozen=True, array_like=True, tag="shutdown", gc=False):
     """Exit with code 0 after this step. Requests still there are dropped without a word."""
 
 
-RequestMsg = AddRequestMsg | CancelMsg | FlushPrefixCacheMsg | ShutdownMsg
+ControlMsg = FlushPrefixCacheMsg | PauseMsg | ResumeMsg | UpdateWeightsMsg
+RequestMsg = AddRequestMsg | CancelMsg | ControlMsg | ShutdownMsg
 
 
 class SettingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -145,7 +165,24 @@ class FlushedMsg(msgspec.Struct, frozen=True, array_like=True, tag="flushed", gc
     num_pages: int
 
 
-WorkerMsg = ReadyMsg | StartFailedMsg | StepMsg | FlushedMsg
+class DoneMsg(msgspec.Struct, frozen=True, array_like=True, tag="done", gc=False):
+    """Answer to `PauseMsg` and `ResumeMsg`."""
+
+    op: int
+
+
+class WeightsMsg(msgspec.Struct, frozen=True, array_like=True, tag="updated", gc=False):
+    """Answer to `UpdateWeightsMsg`: the new weights are in place, or, with `error`, the old ones are."""
+
+    op: int
+    error: str  # one of errors.py's reasons, a colon, a sentence; empty if it went well
+    num_tensors: int
+    num_requests: int  # that are computed again
+    num_pages: int  # of the prefix cache, forgotten
+
+
+AnswerMsg = FlushedMsg | DoneMsg | WeightsMsg
+WorkerMsg = ReadyMsg | StartFailedMsg | StepMsg | AnswerMsg
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[RequestMsg] = msgspec.msgpack.Decoder(RequestMsg)

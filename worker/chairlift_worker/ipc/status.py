@@ -26,6 +26,7 @@ class Phase(enum.IntEnum):
     WARMING = 2
     IDLE = 3
     RUNNING = 4
+    PAUSED = 5
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

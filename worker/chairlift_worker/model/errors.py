@@ -10,6 +10,10 @@ class ModelError(Exception):
     """The model cannot be loaded or served. The message is one line that names the model setting and the cause."""
 
 
+class WeightsError(Exception):
+    """Weights cannot take the place of those that run. The text is what `WeightsMsg.error` says."""
+
+
 @contextmanager
 def told_in_one_line(model: str) -> Iterator[None]:
     """Whatever loading raises becomes a ModelError that begins with the model's name."""

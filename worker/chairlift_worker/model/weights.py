@@ -1,0 +1,189 @@
+"""The weights of the model that runs, and putting others in their place."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from chairlift_worker.model.errors import WeightsError
+
+_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+_MAX_NAMED: Final = 8
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+# Entries of a config that say nothing about what the weights mean.
+_MEANINGLESS: Final = frozenset(
+    {
+        *("_name_or_path", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype", "use_cache"),
+        "tie_word_embeddings",  # the tensors themselves are compared
+        *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout", "resid_pdrop"),
+        *("embd_pdrop", "attn_pdrop", "hidden_dropout", "output_attentions", "output_hidden_states", "return_dict"),
+        *(
+            "id2label",
+            "label2id",
+            "problem_type",
+            "chunk_size_feed_forward",
+            "is_encoder_decoder",
+            "task_specific_params",
+        ),
+    }
+)
+
+_log = structlog.get_logger(__name__)
+
+
+class LiveWeights:
+    """Replaces a running module's weights in place: every tensor keeps its address, its type and its ties.
+
+    `on_change` are called afterwards, in the same thread: whoever keeps copies of weights in another form must make
+    them again there. `overridden` are entries of the config that a setting changed, which a folder's config need not
+    share.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: PreTrainedModel,
+        on_change: Sequence[Callable[[], None]] = (),
+        overridden: Collection[str] = (),
+    ) -> None:
+        self._module = module
+        self._on_change = tuple(on_change)
+        self._overridden = frozenset(overridden)
+
+    def update(self, folder: str) -> int:
+        """Takes the weights of a folder of safetensors; returns the number of tensors replaced. No step may run.
+
+        Everything is read and compared first. Raises WeightsError, with the module untouched, where the files cannot
+        be read, lack a tensor, have one too many, or one of another shape, where tensors differ that the module
+        ties together, or where the folder's config.json is that of another architecture.
+        """
+        place = Path(folder)
+        try:
+            self._check_folder(place)
+            new, info = self._read(place)
+        except WeightsError:
+            raise
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise _invalid(folder, lines[0].strip()) from error
+        _check_names(folder, info)
+        source = _tensors(new)
+        _check_ties(folder, self._module, source)
+        num_tensors = _copy(source, self._module)
+        for changed in self._on_change:
+            changed()
+        _log.info("weights updated", folder=folder, tensors=num_tensors)
+        return num_tensors
+
+    def _check_folder(self, folder: Path) -> None:
+        """What can be told without loading."""
+        if not folder.is_absolute() or not folder.is_dir():
+            raise _invalid(folder, "must be the absolute path of a folder")
+        if not (folder / _SINGLE).is_file() and not (folder / _INDEX).is_file():
+            raise _invalid(folder, f"has neither {_SINGLE} nor {_INDEX}")
+        for file in _files(folder):
+            with safe_open(file, framework="pt") as tensors:
+                strange = [name for name in tensors.keys() if tensors.get_slice(name).get_dtype() not in _FLOATS]  # noqa: SIM118 - no mapping
+            if strange:
+                raise _invalid(folder, f"tensors that are not floating-point numbers: {_some(strange)}")
+        if (folder / "config.json").is_file():
+            self._check_config(folder)
+
+    def _check_config(self, folder: Path) -> None:
+        live = self._module.config
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        if kind != live.model_type:
+            raise _invalid(folder, f"its config.json is of a {kind} model, not {live.model_type}")
+        theirs = _meaning(type(live).from_pretrained(folder, local_files_only=True))
+        ours = _meaning(live)
+        different = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+        if different := different - self._overridden:
+            raise _invalid(folder, f"its config.json differs from that of the running model: {_some(different)}")
+
+    def _read(self, folder: Path) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+        """A second module, on the CPU, that transformers loads as it loaded the first, names converted and all."""
+        loaded: Any = type(self._module).from_pretrained(
+            folder,
+            config=copy.deepcopy(self._module.config),
+            dtype=self._module.dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # reported, and refused with the tensors' names
+            output_loading_info=True,
+        )
+        module, info = loaded
+        return module, info
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files that hold the tensors, those of the index if there is one file too few."""
+    if (folder / _SINGLE).is_file():
+        yield folder / _SINGLE
+        return
+    index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+    for name in sorted(set(index["weight_map"].values())):
+        yield folder / Path(name).name
+
+
+def _meaning(config: PreTrainedConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.to_dict().items() if name not in _MEANINGLESS}
+
+
+def _check_names(folder: str, info: Mapping[str, Any]) -> None:
+    """Raises WeightsError unless the files hold the module's tensors, in their shapes, and no others."""
+    mismatched = [str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"]]
+    for names, fault in (
+        (info["missing_keys"], "tensors missing in its files"),
+        (info["unexpected_keys"], "tensors that the model does not have"),
+        (mismatched, "tensors of another shape than the running model's"),
+    ):
+        if names:
+            raise _invalid(folder, f"{fault}: {_some(names)}")
+    if info.get("error_msgs"):
+        raise _invalid(folder, str(info["error_msgs"][0]).splitlines()[0])
+
+
+def _check_ties(folder: str, module: PreTrainedModel, source: Mapping[str, torch.Tensor]) -> None:
+    """Raises WeightsError where names that stand for one tensor in the module have different values in the source."""
+    first_of: dict[int, str] = {}
+    for name, tensor in _tensors(module).items():
+        first = first_of.setdefault(tensor.data_ptr(), name)
+        if first != name and not torch.equal(source[first], source[name]):
+            raise _invalid(folder, f"{name} differs from {first}, with which the running model shares it")
+
+
+def _tensors(module: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Everything that a file of weights says of the module, by name; tied ones under each of their names."""
+    saved = module.state_dict(keep_vars=True)
+    return {name: tensor.detach() for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
+
+
+@torch.no_grad()
+def _copy(source: Mapping[str, torch.Tensor], module: PreTrainedModel) -> int:
+    """Writes the source's values into the module's tensors; returns how many there are, tied ones counted once."""
+    written: set[int] = set()
+    for name, tensor in _tensors(module).items():
+        if tensor.data_ptr() not in written:
+            written.add(tensor.data_ptr())
+            tensor.copy_(source[name])
+    return len(written)
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - _MAX_NAMED} more" if len(ordered) > _MAX_NAMED else ""
+    return ", ".join(ordered[:_MAX_NAMED]) + more
+
+
+def _invalid(folder: Path | str, fault: str) -> WeightsError:
+    return WeightsError(f"INVALID_WEIGHTS: {folder}: {fault}")

@@ -8,13 +8,14 @@ import pytest
 import torch
 from chairlift_worker.attention.backends import BACKENDS, make_backend
 from chairlift_worker.attention.base import AttentionCall, AttentionOptions, PagedStep
-from chairlift_worker.attention.cache import PagedCache, page_bytes
+from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.layer import LayerFacts
+from chairlift_worker.kv.layout import make_layout
 from chairlift_worker.plan import StepPlan
 from chairlift_worker.runner.batch import BatchBuilder
-from support.paged import Sequence, some_ids
+from support.paged import Sectors, Sequence, some_ids
 
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, NUM_PAGES = 9, 3, 16, 4, 64
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, NUM_SECTORS = 9, 3, 16, 4, 512
 LAYER = LayerFacts(num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, sliding_window=None)
 PLAIN = AttentionOptions(scaling=0.3)
 OPTIONS = {
@@ -62,20 +63,25 @@ def test_every_row_is_what_the_formula_says(
     name: str, ranges: list[tuple[int, int]], options: AttentionOptions
 ) -> None:
     generator = torch.Generator().manual_seed(3)
-    pages = torch.randperm(NUM_PAGES * 4, generator=generator).tolist()
-    cache = PagedCache(layers=[LAYER], num_pages=NUM_PAGES * 4, page_size=PAGE_SIZE, dtype=torch.float32)
-    builder = BatchBuilder(page_size=PAGE_SIZE, null_slot=cache.null_slot, device=torch.device("cpu"))
+    layer = replace(LAYER, sliding_window=options.sliding_window)
+    layout = make_layout(
+        [replace(LAYER, sliding_window=3 if options.sliding_window else 5), layer], page_size=PAGE_SIZE
+    )
+    cache = PagedCache(layout=layout, num_sectors=NUM_SECTORS, dtype=torch.float32)
+    builder = BatchBuilder(layout=layout, num_sectors=NUM_SECTORS, device=torch.device("cpu"))
+    sectors, group = Sectors(layout, NUM_SECTORS), layout.groups[cache.group_of[1]]
     rows, packed, wanted = [], [], []
     for uid, (start, num_tokens) in enumerate(ranges):
         end = start + num_tokens
-        own = [pages.pop() for _ in range(-(-end // PAGE_SIZE))]
         query, key, value = (
             torch.randn((end, heads, HEAD_DIM), generator=generator)
             for heads in (NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS)
         )
-        slots = torch.tensor([own[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(start)], dtype=torch.int64)
-        cache.write(0, slots, key[:start], value[:start])
-        sequence = Sequence(uid=uid, tokens=array("i", some_ids(end)), pages=array("i", own), computed=start)
+        tables = sectors.tables(end)
+        own = tables[cache.group_of[1]]
+        slots = [own[p // group.sector_len] * layout.sector_slots(group) + p % group.sector_len for p in range(start)]
+        cache.write(1, torch.tensor(slots, dtype=torch.int64), key[:start], value[:start])
+        sequence = Sequence(uid=uid, tokens=array("i", some_ids(end)), tables=tables, computed=start)
         rows.append(sequence.row(num_tokens))
         packed.append((query[start:], key[start:], value[start:]))
         whole = (part.double() for part in (query, key, value))
@@ -83,15 +89,8 @@ def test_every_row_is_what_the_formula_says(
     query, key, value = (torch.cat(parts) for parts in zip(*packed, strict=True))
     batch = builder.build(StepPlan(step=1, rows=tuple(rows)))
     step = PagedStep(backend=make_backend(name), cache=cache, metadata=batch.metadata)
-    got = step.attend(AttentionCall(layer=0, query=query, key=key, value=value, options=options))
+    got = step.attend(AttentionCall(layer=1, query=query, key=key, value=value, options=options))
     torch.testing.assert_close(got.double(), torch.cat(wanted), atol=2e-6, rtol=1e-5)
-
-
-def test_a_pages_bytes_are_those_of_the_memory_that_is_taken() -> None:
-    layers = [LAYER, LayerFacts(num_kv_heads=1, head_dim=8, sliding_window=4)]
-    cache = PagedCache(layers=layers, num_pages=10, page_size=PAGE_SIZE, dtype=torch.bfloat16)
-    taken = sum(tensor.nbytes for tensor in [*cache.keys, *cache.values])
-    assert taken == 11 * page_bytes(layers=layers, page_size=PAGE_SIZE, dtype=torch.bfloat16)
 
 
 def test_an_unknown_backend_is_refused_by_name() -> None:

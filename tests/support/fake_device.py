@@ -1,31 +1,39 @@
 """A device without tensors: it keeps token ids where a real one keeps keys and values.
 
-The next token is a hash of all tokens that the row can see *through its page table*, so that a wrong page, a page
-given to two requests, or a prefix that was shared too early changes the output.
+The next token is a hash of all tokens that the row can see *through its page tables*, each group of layers for itself,
+so that a wrong page, a page given to two requests, a prefix that was shared too early, or a page that went back before
+its window had passed changes the output.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
+from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.plan import RowPlan, RowResult, StepPlan, StepResult
 
 VOCAB = 1000
 
 
-def next_token(history: list[int], seed: int) -> int:
-    """The fake model: a function of the whole history."""
-    return zlib.crc32(repr((history, seed)).encode()) % VOCAB
+def next_token(views: list[list[int]], seed: int) -> int:
+    """The fake model: a function of what each kind of layers sees."""
+    return zlib.crc32(repr((views, seed)).encode()) % VOCAB
 
 
 def solo_run(
-    prompt: list[int], *, max_new_tokens: int, stop_ids: frozenset[int] = frozenset(), seed: int = 0
+    prompt: list[int],
+    *,
+    max_new_tokens: int,
+    stop_ids: frozenset[int] = frozenset(),
+    seed: int = 0,
+    windows: Sequence[int | None] = (None,),
 ) -> list[int]:
-    """What a request alone generates, by definition."""
+    """What a request alone generates, by definition; one window for each kind of layers, the widest view first."""
     history = list(prompt)
     output: list[int] = []
     while len(output) < max_new_tokens:
-        token = next_token(history, seed)
+        token = next_token([history if window is None else history[-window:] for window in windows], seed)
         output.append(token)
         history.append(token)
         if token in stop_ids:
@@ -34,31 +42,56 @@ def solo_run(
 
 
 class FakeDevice:
-    """Runs plans over `num_pages` pages of `page_size` slots."""
+    """Runs plans over sectors cut as the layout says: what one group writes into a sector is gone for the others."""
 
-    def __init__(self, *, num_pages: int, page_size: int) -> None:
-        self.page_size = page_size
-        self.slots: list[list[int]] = [[-1] * page_size for _ in range(num_pages)]
+    def __init__(self, *, layout: CacheLayout, num_sectors: int) -> None:
+        self._layout = layout
+        self._cells: list[tuple[int, dict[int, int]]] = [(-1, {}) for _ in range(num_sectors)]  # group, tokens
         self.num_computed = 0
         self.fail_uids: set[int] = set()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One forward pass and its samples."""
         for row in plan.rows:  # all writes come before all reads, as in a layer
-            self._write(row)
-        return StepResult(step=plan.step, rows=tuple(self._sample(row) for row in plan.rows if row.sample is not None))
+            self.num_computed += row.num_tokens
+            for group in range(len(self._layout.groups)):
+                self._write(row, group)
+        views = [self._views(row) for row in plan.rows]  # those of rows that do not sample are read as well
+        return StepResult(
+            step=plan.step,
+            rows=tuple(self._sample(row, view) for row, view in zip(plan.rows, views, strict=True) if row.sample),
+        )
 
-    def _write(self, row: RowPlan) -> None:
+    def _write(self, row: RowPlan, group: int) -> None:
         for position in range(row.start, row.start + row.num_tokens):
-            self.slots[row.pages[position // self.page_size]][position % self.page_size] = row.tokens[position]
-            self.num_computed += 1
+            sector, place = self._find(row, group, position)
+            if self._cells[sector][0] != group:
+                self._cells[sector] = (group, {})
+            self._cells[sector][1][place] = row.tokens[position]
 
-    def _sample(self, row: RowPlan) -> RowResult:
+    def _find(self, row: RowPlan, group: int, position: int) -> tuple[int, int]:
+        sector_len = self._layout.groups[group].sector_len
+        sector = row.tables[group][position // sector_len]
+        assert sector >= 0, f"row {row.uid} looks at position {position}, whose sector it gave back"
+        return sector, position % sector_len
+
+    def _views(self, row: RowPlan) -> list[list[int]]:
+        """What each group's last query token sees; every query token's view is read."""
+        end = row.start + row.num_tokens
+        views = []
+        for number, group in enumerate(self._layout.groups):
+            begin = 0 if group.window is None else max(0, row.start - group.window + 1)
+            seen = []
+            for position in range(begin, end):
+                sector, place = self._find(row, number, position)
+                owner, tokens = self._cells[sector]
+                assert owner == number, f"row {row.uid} finds the tokens of another kind of layers at {position}"
+                seen.append(tokens[place])
+            views.append(seen if group.window is None else seen[-group.window :])
+        return views
+
+    def _sample(self, row: RowPlan, views: list[list[int]]) -> RowResult:
         assert row.sample is not None
         if row.uid in self.fail_uids:
             return RowResult(uid=row.uid, token_id=0, logprob=None, error="POISONED_REQUEST: made to fail")
-        history = [
-            self.slots[row.pages[position // self.page_size]][position % self.page_size]
-            for position in range(row.start + row.num_tokens)
-        ]
-        return RowResult(uid=row.uid, token_id=next_token(history, row.sample.seed), logprob=None)
+        return RowResult(uid=row.uid, token_id=next_token(views, row.sample.seed), logprob=None)

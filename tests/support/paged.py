@@ -1,14 +1,15 @@
-"""Requests as a runner sees them, without a scheduler: tokens, scattered pages, plans."""
+"""Requests as a runner sees them, without a scheduler: tokens, scattered sectors, plans."""
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from chairlift_worker.attention.backends import make_backend
 from chairlift_worker.ipc.settings import WorkerSettings
+from chairlift_worker.kv.layout import CacheLayout, make_layout
 from chairlift_worker.model import load_model
 from chairlift_worker.plan import RowPlan, SampleSpec, StepPlan
 from chairlift_worker.runner import Runner
@@ -18,46 +19,64 @@ GREEDY = SampleSpec(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, inde
 
 @dataclass
 class Sequence:
-    """One request's tokens and pages."""
+    """One request's tokens and sectors, a table for each group of layers."""
 
     uid: int
     tokens: array[int]
-    pages: array[int]
+    tables: tuple[array[int], ...]
     computed: int = 0
-    logits: list[torch.Tensor] = field(default_factory=list)
 
     def row(self, num_tokens: int, *, sample: bool = True) -> RowPlan:
         """The next tokens as a row; they count as computed from now on."""
         start, self.computed = self.computed, self.computed + num_tokens
         spec = GREEDY if sample else None
         return RowPlan(
-            uid=self.uid, tokens=self.tokens, start=start, num_tokens=num_tokens, pages=self.pages, sample=spec
+            uid=self.uid, tokens=self.tokens, start=start, num_tokens=num_tokens, tables=self.tables, sample=spec
         )
+
+
+class Sectors:
+    """A shuffled supply of sectors, without any memory: what a window leaves behind is forgotten and poisoned."""
+
+    def __init__(self, layout: CacheLayout, num_sectors: int) -> None:
+        self._layout = layout
+        order = torch.randperm(num_sectors, generator=torch.Generator().manual_seed(7))
+        self._free = array("i", order.tolist())
+
+    def tables(self, num_tokens: int) -> tuple[array[int], ...]:
+        """Tables for that many tokens, of sectors in no order."""
+        return tuple(self._take(group.sectors_for(num_tokens)) for group in self._layout.groups)
+
+    def _take(self, count: int) -> array[int]:
+        assert len(self._free) >= count, "the test needs more sectors"
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
 
 
 class Desk:
-    """A runner with a shuffled supply of pages."""
+    """A runner with a shuffled supply of sectors."""
 
     def __init__(self, folder: Path, *, backend: str = "sdpa", page_size: int = 4, num_pages: int = 64) -> None:
         self.model = load_model(WorkerSettings(model=str(folder), dtype="float32"))
+        self.layout = make_layout(self.model.layers, page_size=page_size)
         self.runner = Runner(
-            model=self.model.module,
-            layers=self.model.layers,
-            backend=make_backend(backend),
-            page_size=page_size,
-            num_pages=num_pages,
+            model=self.model.module, layout=self.layout, backend=make_backend(backend), num_sectors=num_pages
         )
-        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(7))
-        self._free = array("i", order.tolist())
-        self._page_size = page_size
+        self._sectors = Sectors(self.layout, num_pages)
         self._uids = 0
 
     def sequence(self, tokens: list[int]) -> Sequence:
-        """A request with pages for all its tokens, in no order."""
+        """A request with sectors for all its tokens, in no order."""
         self._uids += 1
-        num_pages = -(-len(tokens) // self._page_size)
-        pages, self._free = self._free[:num_pages], self._free[num_pages:]
-        return Sequence(uid=self._uids, tokens=array("i", tokens), pages=pages)
+        return Sequence(uid=self._uids, tokens=array("i", tokens), tables=self._sectors.tables(len(tokens)))
+
+    def forget(self, sequence: Sequence) -> None:
+        """Takes back what no later token looks at: the entries become -1, and the memory is broken on purpose."""
+        for group, table in zip(self.layout.groups, sequence.tables, strict=True):
+            for place in range(group.first_needed(sequence.computed)):
+                if table[place] >= 0:
+                    self.runner.cache.sectors[table[place]] = float("nan")
+                table[place] = -1
 
     def step(self, *rows: RowPlan) -> torch.Tensor:
         """Logits of the rows that sample."""

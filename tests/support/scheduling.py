@@ -14,6 +14,7 @@ from chairlift_worker.roster import Roster
 from chairlift_worker.scheduler import Scheduler, StepLimits
 
 from support.fake_device import FakeDevice
+from support.layouts import layout_of
 
 
 def add_message(
@@ -44,10 +45,12 @@ class Bench:
     num_pages: int = 64
     page_size: int = 4
     sharing: bool = True
+    windows: tuple[int | None, ...] = (None,)  # of the layers; None is full attention
     limits: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.memory = PagedMemory(num_pages=self.num_pages, page_size=self.page_size, sharing=self.sharing)
+        self.layout = layout_of(*self.windows, page_size=self.page_size)
+        self.memory = PagedMemory(num_pages=self.num_pages, layout=self.layout, sharing=self.sharing)
         self.roster = Roster(memory=self.memory)
         defaults = {
             "max_batch_tokens": 64,
@@ -57,7 +60,7 @@ class Bench:
             "safety_margin": 0.0,
         }
         self.scheduler = Scheduler(limits=StepLimits(**{**defaults, **self.limits}), roster=self.roster)
-        self.device = FakeDevice(num_pages=self.num_pages, page_size=self.page_size)
+        self.device = FakeDevice(layout=self.layout, num_sectors=self.num_pages)
         self.now = 1
         self.plans: list[StepPlan] = []
         self.outputs: dict[int, list[int]] = {}

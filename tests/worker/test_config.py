@@ -3,11 +3,16 @@
 from typing import Any
 
 import pytest
+from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.config import ModelFacts, SettingError, WorkerConfig, resolve
 from chairlift_worker.host import FreeMemory
 from chairlift_worker.ipc.settings import WorkerSettings
 
 GIB = 1 << 30
+FULL = (LayerFacts(num_kv_heads=3, head_dim=64, sliding_window=None),) * 30  # 30 * 2 * 3 * 64 * 4 = 46080 bytes a token
+GEMMA = tuple(
+    LayerFacts(num_kv_heads=3, head_dim=64, sliding_window=None if number % 6 == 5 else 512) for number in range(30)
+)
 
 
 def resolved(
@@ -15,10 +20,10 @@ def resolved(
 ) -> WorkerConfig:
     facts: dict[str, Any] = {
         "context_len": 8192,
-        "slot_bytes": 46_080,
+        "layers": FULL,
+        "item_bytes": 4,
         "token_bytes": 40_000,
         "logits_bytes": 400_000,
-        "has_sliding_layers": False,
         "dtype": "float32",
         "dtype_reason": "test",
     }
@@ -75,10 +80,41 @@ def test_the_safety_margin_depends_on_the_scheduler_unless_set() -> None:
 
 
 def test_sharing_is_off_for_sliding_layers_and_the_reason_is_said() -> None:
-    config = resolved(model={"has_sliding_layers": True})
+    config = resolved(model={"layers": GEMMA})
     assert config.allow_block_sharing is False
     assert "sliding" in reason(config, "allow_block_sharing")
     assert resolved().allow_block_sharing is True
+
+
+def test_sharing_is_off_for_layers_of_several_shapes_and_the_reason_is_said() -> None:
+    config = resolved(model={"layers": (*FULL, LayerFacts(num_kv_heads=1, head_dim=64, sliding_window=None))})
+    assert config.allow_block_sharing is False
+    assert "differ in shape" in reason(config, "allow_block_sharing")
+
+
+def test_a_block_of_a_model_with_several_kinds_of_layers_is_a_sector_and_its_setting_says_of_what() -> None:
+    config = resolved(num_blocks=100, model={"layers": GEMMA, "context_len": 100_000})
+    assert config.layout.sector_elements * 4 == 16 * 25 * 2 * 3 * 64 * 4  # 25 sliding layers, or 5 times 5 full ones
+    assert "80 tokens of the 5 layers with full attention or 16 tokens of the 25" in reason(config, "num_blocks")
+
+
+def test_the_capacity_of_sliding_layers_is_bounded_by_the_context_alone_once_the_window_fits() -> None:
+    mistral = (LayerFacts(num_kv_heads=3, head_dim=64, sliding_window=100),) * 30
+    model = {"layers": mistral, "context_len": 32_768}
+    # 99 tokens before a step of 64: 163 in a row touch at most 12 pages of 16
+    assert resolved(num_blocks=12, max_prefill_chunk=64, model=model).cache_len == 32_768
+    assert resolved(num_blocks=11, max_prefill_chunk=64, model=model).cache_len == 176
+
+
+def test_the_capacity_of_mixed_layers_is_what_the_full_ones_have_beside_the_windows() -> None:
+    # a window of 512 and steps of 64: 575 tokens in a row touch at most 37 pages of 16; each sector has 80 full tokens
+    config = resolved(num_blocks=100, max_prefill_chunk=64, model={"layers": GEMMA, "context_len": 100_000})
+    assert config.cache_len == (100 - 37) * 80
+
+
+def test_so_few_blocks_that_no_request_fits_are_refused() -> None:
+    with pytest.raises(SettingError, match="num_blocks = 1: a request of this model takes at least 2"):
+        resolved(num_blocks=1, model={"layers": GEMMA})
 
 
 def test_a_cache_that_cannot_be_had_is_an_error_that_names_setting_and_value() -> None:

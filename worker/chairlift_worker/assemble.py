@@ -53,10 +53,12 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
     config = resolve(settings, model=_facts(model), memory=free_memory(), cores=num_cores())
     for entry in config.settings:
         _log.info("setting", name=entry.name, value=entry.value, reason=entry.reason)
+    if model.has_sliding_layers:
+        _log.info("decode fast path is off", reason="the model has sliding-window layers, whose pages come and go")
     executor = _executor(settings, config, model, faults)
     channel.status.set(phase=Phase.WARMING)
     executor.warm_up()
-    memory = PagedMemory(num_pages=config.num_blocks, page_size=config.page_size, sharing=config.allow_block_sharing)
+    memory = PagedMemory(num_pages=config.num_blocks, layout=config.layout, sharing=config.allow_block_sharing)
     roster = Roster(memory=memory)
     return Parts(
         roster=roster,
@@ -81,10 +83,9 @@ def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
 def _executor(settings: WorkerSettings, config: WorkerConfig, model: LoadedModel, faults: Faults) -> ModelExecutor:
     runner = Runner(
         model=model.module,
-        layers=model.layers,
+        layout=config.layout,
         backend=make_backend(settings.attn_implementation),
-        page_size=config.page_size,
-        num_pages=config.num_blocks,
+        num_sectors=config.num_blocks,
     )
     return ModelExecutor(runner=runner, faults=faults)
 
@@ -108,10 +109,10 @@ def _facts(model: LoadedModel) -> ModelFacts:
     item = model.dtype.itemsize
     return ModelFacts(
         context_len=model.context_len,
-        slot_bytes=model.slot_bytes,
+        layers=model.layers,
+        item_bytes=item,
         token_bytes=math.ceil(item * (8 * hidden + 3 * inner)),
         logits_bytes=model.vocab_size * (item + 4),  # as the model gives them, and in float32
-        has_sliding_layers=model.has_sliding_layers,
         dtype=model.dtype_name,
         dtype_reason=model.dtype_reason,
     )

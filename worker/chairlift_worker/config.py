@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
+from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.host import FreeMemory
 from chairlift_worker.ipc.messages import SettingMsg
 from chairlift_worker.ipc.settings import WorkerSettings
+from chairlift_worker.kv.layout import CacheLayout, make_layout
 
 CPU_PAGE_SIZE: Final = 16
 CPU_MAX_BATCH_TOKENS: Final = 512
@@ -30,10 +32,10 @@ class ModelFacts:
     """What the resolution needs to know of the loaded model."""
 
     context_len: int
-    slot_bytes: int  # key-value cache of one token, all layers
+    layers: tuple[LayerFacts, ...]
+    item_bytes: int  # one element of the key-value cache
     token_bytes: int  # input and activation buffers of one query token
     logits_bytes: int  # buffers of one sampling row
-    has_sliding_layers: bool
     dtype: str
     dtype_reason: str
 
@@ -51,12 +53,9 @@ class WorkerConfig:
     safety_margin: float
     allow_block_sharing: bool
     num_threads: int
-    settings: tuple[SettingMsg, ...]  # all of the above and the rest, as users see them
-
-    @property
-    def cache_len(self) -> int:
-        """Slots of key-value cache that a request alone can use."""
-        return self.num_blocks * self.page_size
+    layout: CacheLayout
+    cache_len: int  # slots of key-value cache that a request alone can use
+    settings: tuple[SettingMsg, ...]  # the settings above and the rest, as users see them
 
 
 class _Log:
@@ -89,13 +88,15 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     )
     budget = int(memory.num_bytes * percent)
     max_batch_tokens = _max_batch_tokens(settings, log, model, budget)
-    num_blocks = _num_blocks(settings, log, model, memory, budget, page_size, max_batch_tokens)
-    max_requests = _max_requests(settings, log, max_batch_tokens, num_blocks)
     chunk = _clamped(settings.max_prefill_chunk, max_batch_tokens)
     log.note("max_prefill_chunk", *chunk)
+    layout = make_layout(model.layers, page_size=page_size)
+    room = _Room(layout=layout, free=memory, budget=budget, max_batch_tokens=max_batch_tokens, chunk=chunk[0])
+    num_blocks = _num_blocks(settings, log, model, room)
+    max_requests = _max_requests(settings, log, max_batch_tokens, num_blocks // len(layout.groups))
     margin = _safety_margin(settings)
     log.note("safety_margin", *margin)
-    sharing = _sharing(settings, model)
+    sharing = _sharing(settings, layout)
     log.note("allow_block_sharing", *sharing)
     threads = (settings.num_threads, given) if settings.num_threads else (cores, "all cores of this process")
     log.note("num_threads", *threads)
@@ -117,6 +118,8 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
         safety_margin=margin[0],
         allow_block_sharing=sharing[0],
         num_threads=threads[0],
+        layout=layout,
+        cache_len=layout.capacity(num_sectors=num_blocks, step_len=chunk[0], limit=model.context_len),
         settings=tuple(log.entries),
     )
 
@@ -133,43 +136,64 @@ def _max_batch_tokens(settings: WorkerSettings, log: _Log, model: ModelFacts, bu
     return log.note("max_batch_tokens", value, f"buffers of {model.token_bytes} bytes a token in {budget} bytes")
 
 
-def _num_blocks(
-    settings: WorkerSettings,
-    log: _Log,
-    model: ModelFacts,
-    memory: FreeMemory,
-    budget: int,
-    page_size: int,
-    max_batch_tokens: int,
-) -> int:
-    page_bytes = page_size * model.slot_bytes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """Where the cache is to fit in."""
+
+    layout: CacheLayout
+    free: FreeMemory
+    budget: int  # bytes, of the free ones
+    max_batch_tokens: int
+    chunk: int
+
+
+def _num_blocks(settings: WorkerSettings, log: _Log, model: ModelFacts, room: _Room) -> int:
+    layout, free = room.layout, room.free
+    block_bytes = layout.sector_elements * model.item_bytes
     if settings.num_blocks is not None:
-        need = settings.num_blocks * page_bytes
-        if need > memory.num_bytes:
+        need = settings.num_blocks * block_bytes
+        if need > free.num_bytes:
             raise SettingError(
                 f"num_blocks = {settings.num_blocks}: a cache of {need} bytes, "
-                f"but {memory.num_bytes} bytes are {memory.reason}"
+                f"but {free.num_bytes} bytes are {free.reason}"
             )
-        return log.note("num_blocks", settings.num_blocks, "as set")
-    rows = min(max_batch_tokens, settings.max_requests_per_batch or MAX_REQUESTS)
-    buffers = max_batch_tokens * model.token_bytes + rows * model.logits_bytes
-    room, reason = budget - buffers, f"{memory.reason}, after {buffers} bytes of buffers"
-    if settings.max_memory_percent is None and room > CPU_CACHE_BYTES:
-        room, reason = CPU_CACHE_BYTES, "4 GiB, the most that is taken unasked on a CPU"
-    all_requests = MAX_REQUESTS * -(-model.context_len // page_size)
-    num_blocks = min(room // page_bytes, all_requests)
-    if num_blocks < 1:
+        if layout.capacity(num_sectors=settings.num_blocks, step_len=room.chunk, limit=1) < 1:
+            raise SettingError(
+                f"num_blocks = {settings.num_blocks}: a request of this model takes at least {len(layout.groups)}, "
+                "one for each kind of its layers"
+            )
+        return log.note("num_blocks", settings.num_blocks, f"as set{_of_what(layout)}")
+    rows = min(room.max_batch_tokens, settings.max_requests_per_batch or MAX_REQUESTS)
+    buffers = room.max_batch_tokens * model.token_bytes + rows * model.logits_bytes
+    left, reason = room.budget - buffers, f"{free.reason}, after {buffers} bytes of buffers"
+    if settings.max_memory_percent is None and left > CPU_CACHE_BYTES:
+        left, reason = CPU_CACHE_BYTES, "4 GiB, the most that is taken unasked on a CPU"
+    all_requests = MAX_REQUESTS * layout.peak(0, model.context_len, room.chunk)
+    num_blocks = min(left // block_bytes, all_requests)
+    if layout.capacity(num_sectors=num_blocks, step_len=room.chunk, limit=1) < 1:
         raise SettingError(
             f"max_memory_percent = {settings.max_memory_percent or MEMORY_PERCENT}: "
-            f"{memory.num_bytes} bytes are {memory.reason}; "
-            f"not one page of {page_bytes} bytes fits beside {buffers} bytes of buffers"
+            f"{free.num_bytes} bytes are {free.reason}; "
+            f"not one page of {block_bytes} bytes for each kind of layers fits beside {buffers} bytes of buffers"
         )
-    return log.note("num_blocks", num_blocks, f"{num_blocks * page_bytes} bytes: {reason}")
+    return log.note("num_blocks", num_blocks, f"{num_blocks * block_bytes} bytes: {reason}{_of_what(layout)}")
 
 
-def _max_requests(settings: WorkerSettings, log: _Log, max_batch_tokens: int, num_blocks: int) -> int:
+def _of_what(layout: CacheLayout) -> str:
+    """What a block of a model with several kinds of layers is."""
+    if len(layout.groups) == 1:
+        return ""
+    kinds = " or ".join(
+        f"{group.sector_len} tokens of the {len(group.layers)} layers with "
+        + ("full attention" if group.window is None else f"a window of {group.window}")
+        for group in layout.groups
+    )
+    return f"; each is a sector that holds {kinds}"
+
+
+def _max_requests(settings: WorkerSettings, log: _Log, max_batch_tokens: int, most_requests: int) -> int:
     asked = settings.max_requests_per_batch or MAX_REQUESTS
-    value = min(asked, max_batch_tokens, num_blocks)
+    value = min(asked, max_batch_tokens, most_requests)
     if value < asked:
         reason = f"{asked} lowered to fit max_batch_tokens and num_blocks"
     else:
@@ -193,7 +217,9 @@ def _safety_margin(settings: WorkerSettings) -> tuple[float, str]:
     return 0.0, "default of prefill_first"
 
 
-def _sharing(settings: WorkerSettings, model: ModelFacts) -> tuple[bool, str]:
-    if settings.allow_block_sharing and model.has_sliding_layers:
-        return False, "turned off: the model has sliding-window layers"
+def _sharing(settings: WorkerSettings, layout: CacheLayout) -> tuple[bool, str]:
+    if settings.allow_block_sharing and any(group.window is not None for group in layout.groups):
+        return False, "turned off: the model has sliding-window layers, which keep only their window"
+    if settings.allow_block_sharing and not layout.is_uniform:
+        return False, "turned off: the model's layers differ in shape"
     return settings.allow_block_sharing, "as set, or the default"

@@ -36,11 +36,12 @@ class ModelExecutor:
     def warm_up(self) -> None:
         """Runs a prompt and a batch of single tokens, so that the first request does not pay for first-time work.
 
-        Whatever lies in page 0 is overwritten: to be called before the first request.
+        Whatever lies in the first pages is overwritten: to be called before the first request.
         """
-        tokens, pages = array("i", [0] * 4), array("i", [0])
-        prompt = RowPlan(uid=0, tokens=tokens, start=0, num_tokens=4, pages=pages, sample=_GREEDY)
-        single = RowPlan(uid=0, tokens=tokens, start=3, num_tokens=1, pages=pages, sample=_GREEDY)
+        num_groups = len(self._runner.cache.layout.groups)
+        tokens, tables = array("i", [0] * 4), tuple(array("i", [number]) for number in range(num_groups))
+        prompt = RowPlan(uid=0, tokens=tokens, start=0, num_tokens=4, tables=tables, sample=_GREEDY)
+        single = RowPlan(uid=0, tokens=tokens, start=3, num_tokens=1, tables=tables, sample=_GREEDY)
         for rows in ((prompt,), (single,), (single,) * 4):
             self._sampler.sample(self._runner.forward(StepPlan(step=0, rows=rows)), rows)
 

@@ -27,20 +27,22 @@ class SampleSpec:
 class RowPlan:
     """One request's share of a step: query tokens at positions [start, start + num_tokens).
 
-    | range                      | what                                                        |
-    |----------------------------|-------------------------------------------------------------|
-    | [0, start)                 | keys and values are in the cache, through `pages`           |
-    | [start, start+num_tokens)  | computed in this step; keys and values written to `pages`   |
+    | range                      | what                                                         |
+    |----------------------------|--------------------------------------------------------------|
+    | [0, start)                 | keys and values are in the cache, through `tables`           |
+    | [start, start+num_tokens)  | computed in this step; keys and values written to `tables`   |
 
-    Position p lives in page pages[p // page_size], slot p % page_size. `tokens` and `pages` are the request's own
-    arrays, read only for the runner: they only ever grow at the end while a plan that names them is in flight.
+    `tables` has one table for each group of layers (kv/layout.py): to a group whose sectors hold n tokens, position p
+    is the token p % n of sector table[p // n]. Groups with a window look at positions > start - window only; earlier
+    entries may be -1. `tokens` and `tables` are the request's own arrays, read only for the runner: while a plan that
+    names them is in flight they grow at the end, and entries that the plan does not look at become -1.
     """
 
     uid: int
     tokens: array[int]  # int32; the row's tokens are tokens[start : start + num_tokens]
     start: int
     num_tokens: int  # at least 1
-    pages: array[int]  # int32; at least ceil((start + num_tokens) / page_size) entries
+    tables: tuple[array[int], ...]  # int32 each; at least ceil((start + num_tokens) / n) entries
     sample: SampleSpec | None  # None: the row does not reach its last token, no logits are needed
 
 

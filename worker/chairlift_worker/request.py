@@ -27,14 +27,24 @@ _NEXT: Final = {
 
 
 class PageTable:
-    """Where a request's keys and values lie. Written by the memory that gave the pages, and by nobody else."""
+    """Where a request's keys and values lie. Written by the memory that gave the sectors, and by nobody else.
 
-    __slots__ = ("names", "num_published", "pages")
+    One table for each group of layers. A table only ever grows at its end; entries below `first` are -1, given back.
+    """
 
-    def __init__(self) -> None:
-        self.pages = array("i")
+    __slots__ = ("first", "names", "num_published", "sectors")
+
+    def __init__(self, num_groups: int) -> None:
+        """Empty tables; none at all for a request that waits."""
+        self.sectors = tuple(array("i") for _ in range(num_groups))
+        self.first = [0] * num_groups  # for each group, the first entry that is still held
         self.names = array("Q")  # of the pages' contents, as far as they are published or promised
         self.num_published = 0  # pages, from the first on, that other requests can find
+
+    @property
+    def num_held(self) -> int:
+        """Sectors of all groups."""
+        return sum(len(sectors) - first for sectors, first in zip(self.sectors, self.first, strict=True))
 
 
 class Progress:
@@ -60,7 +70,7 @@ class Request:
     |---------------------|--------------------------------------------|------------------------------|
     | [0, prompt_len)     | the prompt                                 | nobody                       |
     | [prompt_len, total) | generated so far                           | Scheduler.apply              |
-    | [0, computed)       | keys and values are in the table's pages   | Scheduler.apply, PagedMemory |
+    | [0, computed)       | keys and values are in the table's sectors | Scheduler.apply, PagedMemory |
     """
 
     __slots__ = ("_state", "computed", "params", "progress", "prompt_len", "stop_ids", "table", "tokens", "uid")
@@ -73,7 +83,7 @@ class Request:
         self.prompt_len = len(self.tokens)
         self.stop_ids = frozenset(params.stop_ids)
         self.computed = 0
-        self.table = PageTable()
+        self.table = PageTable(0)
         self.progress = Progress()
         self._state = RequestState.WAITING
 

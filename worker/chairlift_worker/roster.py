@@ -6,7 +6,8 @@ import heapq
 from dataclasses import dataclass
 
 from chairlift_worker.ipc.messages import EndingReason
-from chairlift_worker.kv.memory import PagedMemory, PrefixMatch
+from chairlift_worker.kv.memory import PagedMemory
+from chairlift_worker.kv.sharing import PrefixMatch
 from chairlift_worker.outbox import Outbox
 from chairlift_worker.request import Request, RequestState
 from chairlift_worker.waiting import WaitingQueue
@@ -114,6 +115,6 @@ class Roster:
                 assert request.state in {RequestState.PREFILLING, RequestState.DECODING}, f"{request.uid} is active"
             else:
                 assert request.state is RequestState.WAITING, f"{request.uid} waits"
-                assert not request.table.pages, f"request {request.uid} waits and holds pages"
+                assert not request.table.sectors, f"request {request.uid} waits and holds pages"
         if not self.active:
             assert self.memory.index.num_promised == 0, "nobody is there to keep a promise"

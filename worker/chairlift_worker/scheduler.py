@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from chairlift_worker.ipc.messages import EndingReason
+from chairlift_worker.kv.memory import Demand
 from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, StepPlan, StepResult
 from chairlift_worker.request import Request, RequestState
 from chairlift_worker.roster import Roster
@@ -28,14 +29,6 @@ class StepLimits:
     max_requests_per_batch: int  # at most max_batch_tokens, so that every active request can get a token
     scheduler_type: Literal["fifo", "prefill_first"]
     safety_margin: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Pages:
-    """Two counts of pages: for the tokens that requests have, and for all they may ever get."""
-
-    now: int
-    at_most: int
 
 
 class Scheduler:
@@ -98,9 +91,9 @@ class Scheduler:
 
         One whose prefix an active request computes right now is passed over: a step later it need not compute it.
         """
-        roster, pages_for = self._roster, self._memory.pages_for
+        roster = self._roster
         budget = self._limits.max_batch_tokens - sum(row.num_tokens for row in rows.values())
-        owed = self._owed_pages()
+        owed = self._owed()
         held: list[Request] = []
         while budget and len(roster.active) < self._limits.max_requests_per_batch and len(held) < MAX_HELD:
             request = roster.waiting.first()
@@ -110,17 +103,16 @@ class Scheduler:
             if match.being_computed:
                 held.append(roster.waiting.pop())
                 continue
-            need = _Pages(pages_for(request.total), pages_for(request.max_total))
+            demand = owed + self._memory.demand(request, self._limits.max_prefill_chunk)
             careful = request.progress.preemptions >= CAREFUL_AFTER
-            wanted = need.at_most + owed.at_most if careful else need.now + owed.now
+            wanted = demand.at_most if careful else demand.now
             if roster.active and wanted - match.num_pages > self._memory.num_available_after(match):
                 break
             roster.start(request, match, now_ns)
             num_tokens = self._share(request, budget)
             if not self._memory.grow(request, request.computed + num_tokens):
                 raise RuntimeError("the cache has less room than was counted")
-            holds = len(request.table.pages)
-            owed = _Pages(owed.now + need.now - holds, owed.at_most + need.at_most - holds)
+            owed += self._memory.demand(request, self._limits.max_prefill_chunk)
             rows[request.uid] = _row(request, num_tokens)
             budget -= num_tokens
         for request in held:
@@ -135,15 +127,13 @@ class Scheduler:
         pool = self._memory.pool
         return bool(self._roster.active) and pool.num_available < self._limits.safety_margin * pool.num_pages
 
-    def _owed_pages(self) -> _Pages:
-        """Pages that active requests do not hold yet: for the tokens they have, and for all they may ever get."""
-        pages_for = self._memory.pages_for
-        now = at_most = 0
-        for request in self._roster.active.values():
-            holds = len(request.table.pages)
-            now += max(0, pages_for(request.total) - holds)
-            at_most += max(0, pages_for(request.max_total) - holds)
-        return _Pages(now, at_most)
+    def _owed(self) -> Demand:
+        """What active requests do not hold yet: for the tokens they have, and for all they may ever get."""
+        owed = Demand(0, 0)
+        if self._roster.waiting:
+            for request in self._roster.active.values():
+                owed += self._memory.demand(request, self._limits.max_prefill_chunk)
+        return owed
 
     def _make_room(self, request: Request, num_tokens: int, rows: dict[int, RowPlan]) -> bool:
         """Grows the request's pages, if need be by taking those of requests that arrived after it."""
@@ -191,6 +181,6 @@ def _row(request: Request, num_tokens: int) -> RowPlan:
         tokens=request.tokens,
         start=request.computed,
         num_tokens=num_tokens,
-        pages=request.table.pages,
+        tables=request.table.sectors,
         sample=spec,
     )

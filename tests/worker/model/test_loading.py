@@ -78,7 +78,6 @@ def test_layers_are_what_the_model_computes(kind: str, windows: list[int | None]
     expected = tuple(LayerFacts(num_kv_heads=heads, head_dim=dim, sliding_window=window) for window in windows)
     model = load(tiny_model(kind))
     assert model.layers == expected
-    assert model.slot_bytes == 2 * 2 * heads * dim * 4
     assert model.has_sliding_layers == (windows != [None, None])
 
 

@@ -100,11 +100,10 @@ def test_a_row_does_not_see_its_neighbours(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_neighbour_whose_numbers_are_broken_breaks_only_itself(backend: str) -> None:
     desk = Desk(tiny_model("llama"), backend=backend, num_pages=16)
-    for values in [*desk.runner.cache.keys, *desk.runner.cache.values]:
-        values[:16] = float("nan")  # as if earlier requests had left them; the null page is nobody's
+    desk.runner.cache.sectors[:16] = float("nan")  # as if earlier requests had left them; the null one is nobody's
     a, b = desk.sequence(some_ids(5)), desk.sequence(some_ids(30, seed=1))
     desk.step(a.row(4, sample=False), b.row(29, sample=False))
-    desk.runner.cache.values[0][b.pages[2]] = float("nan")
+    desk.runner.cache.sectors[b.tables[0][2]] = float("nan")
     logits = desk.step(a.row(1), b.row(1))
     expected = reference_logits(tiny_model("llama"), some_ids(5))[-1]
     torch.testing.assert_close(logits[0], expected, atol=TOLERANCE, rtol=0)
@@ -155,7 +154,7 @@ def test_the_owners_arrays_can_grow_after_a_step() -> None:
     sequence = desk.sequence(some_ids(9))
     desk.step(sequence.row(9))
     sequence.tokens.append(1)  # BufferError if the step still held a view of it
-    sequence.pages.append(1)
+    sequence.tables[0].append(1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,7 +44,7 @@ class AttentionBackend(Protocol):
     name: str
 
     def attend(self, call: AttentionCall, cache: PagedCache, metadata: StepMetadata) -> torch.Tensor:
-        """(tokens, query heads, head dim), in the query's type."""
+        """(tokens, query heads, head dim), in the query's type. The metadata is that of the layer's group."""
         ...
 
 
@@ -61,9 +62,15 @@ class PagedStep:
 
     backend: AttentionBackend
     cache: PagedCache
-    metadata: StepMetadata
+    metadata: Sequence[StepMetadata]  # one for each group of layers
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Write the new keys and values, then attend."""
-        self.cache.write(call.layer, self.metadata.slots, call.key, call.value)
-        return self.backend.attend(call, self.cache, self.metadata)
+        """Write the new keys and values, then attend. Raises ValueError for a window that the layer never had."""
+        metadata = self.metadata[self.cache.group_of[call.layer]]
+        if call.options.sliding_window != metadata.window:
+            raise ValueError(
+                f"layer {call.layer} asks for a window of {call.options.sliding_window}, "
+                f"but its cache was made for {metadata.window}"
+            )
+        self.cache.write(call.layer, metadata.slots, call.key, call.value)
+        return self.backend.attend(call, self.cache, metadata)

@@ -1,64 +1,57 @@
-"""The memory of keys and values: pages of slots, one slot a token, per layer.
+"""The memory of keys and values: one run of elements for all layers, cut as kv/layout.py says.
 
-| what                | where                                                                |
-|---------------------|----------------------------------------------------------------------|
-| page p of a layer   | keys[layer][p] and values[layer][p], (page_size, kv heads, head dim) |
-| slot s of a layer   | slot_keys(layer)[s], with s = page * page_size + offset              |
-| the null page       | page number num_pages: always zero, given to nobody                  |
+| what                    | where                                                                               |
+|-------------------------|-------------------------------------------------------------------------------------|
+| slot                    | one token's keys, or values, in one layer: (kv heads, head dim)                       |
+| sector s of a group     | slots [s * sector_slots, (s + 1) * sector_slots) of the group's view of the memory    |
+| block b of a sector     | 2 * layers * page_size slots from b * block_slots on; all its bytes in one run        |
+| layer i of the group    | keys from slot 2 * i * page_size of a block on, values page_size slots further        |
+| the null sector         | sector number num_sectors: always zero, given to nobody                               |
 
-Padding points to the null page, never to a page that a request used: a stale NaN there would spread through 0 * NaN.
+So one slot number serves all layers of a group: `slot_keys` and `slot_values` begin where the layer does. Padding
+points to the null sector, never to one that a request used: a stale NaN there would spread through 0 * NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from chairlift_worker.attention.layer import LayerFacts
-
-
-def page_bytes(*, layers: Sequence[LayerFacts], page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page number: its keys and values in all layers."""
-    per_token = sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers)
-    return per_token * page_size * dtype.itemsize
+from chairlift_worker.kv.layout import CacheLayout
 
 
 class PagedCache:
-    """Keys and values of `num_pages` pages, for all layers. The pool hands out page numbers; this owns the bytes."""
+    """Keys and values of `num_sectors` sectors, for all layers. The pool hands out sectors; this owns the bytes."""
 
     def __init__(
-        self,
-        *,
-        layers: Sequence[LayerFacts],
-        num_pages: int,
-        page_size: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
+        self, *, layout: CacheLayout, num_sectors: int, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
-        """Allocates (num_pages + 1) pages of zeros per layer. Raises ValueError on sizes under 1."""
-        if num_pages < 1 or page_size < 1:
-            raise ValueError(f"a cache needs pages: num_pages={num_pages}, page_size={page_size}")
-        self.num_pages = num_pages
-        self.page_size = page_size
-        shapes = [(num_pages + 1, page_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
-
-    @property
-    def null_slot(self) -> int:
-        """First slot of the null page."""
-        return self.num_pages * self.page_size
+        """Takes (num_sectors + 1) sectors of zeros. Raises ValueError on sizes under 1."""
+        if num_sectors < 1:
+            raise ValueError(f"a cache needs pages: num_sectors={num_sectors}")
+        self.layout = layout
+        self.num_sectors = num_sectors
+        memory = torch.empty((num_sectors + 1) * layout.sector_elements, dtype=dtype, device=device)
+        memory.zero_()  # writes every byte: what is promised is there from the start, and grows no more
+        self.sectors = memory.view(num_sectors + 1, layout.sector_elements)
+        self.group_of: dict[int, int] = {}  # layer: number of its group
+        self._keys: dict[int, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
+        for number, group in enumerate(layout.groups):
+            slots = memory.view(-1, group.num_kv_heads, group.head_dim)
+            for place, layer in enumerate(group.layers):
+                self.group_of[layer] = number
+                self._keys[layer] = slots[2 * place * layout.page_size :]
+                self._values[layer] = slots[(2 * place + 1) * layout.page_size :]
 
     def slot_keys(self, layer: int) -> torch.Tensor:
-        """A layer's keys as (slots, kv heads, head dim); a view."""
-        return self.keys[layer].flatten(0, 1)
+        """(slots, kv heads, head dim): a view in which a slot number of the layer's group finds the layer's keys."""
+        return self._keys[layer]
 
     def slot_values(self, layer: int) -> torch.Tensor:
-        """A layer's values as (slots, kv heads, head dim); a view."""
-        return self.values[layer].flatten(0, 1)
+        """(slots, kv heads, head dim): a view in which a slot number of the layer's group finds the layer's values."""
+        return self._values[layer]
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Put one token's key and value into each of `slots`; key and value are (tokens, kv heads, head dim)."""
-        self.slot_keys(layer).index_copy_(0, slots, key)
-        self.slot_values(layer).index_copy_(0, slots, value)
+        self._keys[layer].index_copy_(0, slots, key)
+        self._values[layer].index_copy_(0, slots, value)

@@ -31,7 +31,7 @@ class ReferenceAttention:
 
 
 def _rows(metadata: StepMetadata) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """First token, number of tokens and context slots of each row."""
+    """First token, number of tokens and context slots of each row; the context ends with the row's last token."""
     for group in metadata.groups:
         for i in range(group.num_rows):
             token = i if group.tokens is None else int(group.tokens[i])
@@ -43,7 +43,7 @@ def _rows(metadata: StepMetadata) -> Iterator[tuple[int, int, torch.Tensor]]:
 def _attend_one(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, position: int, options: AttentionOptions
 ) -> torch.Tensor:
-    """One token's (query heads, head dim) from keys and values at positions 0, 1, ..."""
+    """One token's (query heads, head dim); `position` is its place among the context's keys and values."""
     oldest = 0 if options.sliding_window is None else max(0, position + 1 - options.sliding_window)
     key, value = key[oldest : position + 1], value[oldest : position + 1]
     scores = torch.einsum("hd,khd->hk", query, key) * options.scaling

@@ -45,7 +45,7 @@ def _attend_group(call: AttentionCall, cache: PagedCache, metadata: StepMetadata
     query = query.reshape(group.num_rows, num_kv_heads, call.num_groups, head_dim)
     key = _gather(cache.slot_keys(call.layer), group.context_slots)
     value = _gather(cache.slot_values(call.layer), group.context_slots)
-    mask = metadata.group_mask(number, call.options.sliding_window, query.dtype)
+    mask = metadata.group_mask(number, query.dtype)
     if _is_plain(call.options):
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=call.options.scaling)
     else:
@@ -56,7 +56,7 @@ def _attend_group(call: AttentionCall, cache: PagedCache, metadata: StepMetadata
 
 def _attend_span(call: AttentionCall, cache: PagedCache, metadata: StepMetadata, number: int) -> torch.Tensor:
     """(tokens, query heads, head dim) of one longer row."""
-    span, window = metadata.spans[number], call.options.sliding_window
+    span, window = metadata.spans[number], metadata.window
     packed = slice(span.first, span.first + span.num_tokens)
     query = call.query[packed].transpose(0, 1)[None]  # (1, query heads, tokens, head dim)
     if span.start == 0:  # the whole context is in this step
@@ -66,14 +66,16 @@ def _attend_span(call: AttentionCall, cache: PagedCache, metadata: StepMetadata,
         value = _gather(cache.slot_values(call.layer), span.context_slots[None])
     if not _is_plain(call.options):
         grouped = query.view(1, key.shape[1], call.num_groups, *query.shape[2:])
-        out = _attend_by_matmul(grouped, key, value, metadata.span_mask(number, window, query.dtype), call.options).flatten(1, 2)
+        out = _attend_by_matmul(grouped, key, value, metadata.span_mask(number, query.dtype), call.options).flatten(
+            1, 2
+        )
         return out[0].transpose(0, 1)
     square = span.start == 0 and (window is None or span.num_tokens <= window)
     out = scaled_dot_product_attention(
         query,
         key.repeat_interleave(call.num_groups, dim=1),
         value.repeat_interleave(call.num_groups, dim=1),
-        attn_mask=None if square else metadata.span_mask(number, window, query.dtype),
+        attn_mask=None if square else metadata.span_mask(number, query.dtype),
         is_causal=square,
         scale=call.options.scaling,
     )

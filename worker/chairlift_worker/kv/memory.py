@@ -1,111 +1,121 @@
-"""A request's pages: found by prefix, grown, published when computed, released.
+"""A request's pages: found by prefix, grown, published or given back when computed, released.
 
-Reserve -> commit | abort: `grow` reserves pages for tokens about to be computed; `commit` publishes the pages whose
-tokens are all computed; `release` lets everything go, computed or not. A page is shareable only after `commit`.
+Reserve -> commit | abort: `grow` reserves sectors for tokens about to be computed; `commit` publishes the pages whose
+tokens are all computed, and gives back those that a window has left behind; `release` lets everything go, computed or
+not. A page is shareable only after `commit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
+from chairlift_worker.kv.layout import CacheLayout, LayerGroup
 from chairlift_worker.kv.pool import PagePool
-from chairlift_worker.kv.prefix import ROOT, Key, NamedPage, PrefixIndex
+from chairlift_worker.kv.prefix import PrefixIndex
+from chairlift_worker.kv.sharing import NOTHING, PrefixMatch, PrefixSharing
 from chairlift_worker.request import PageTable, Request
+
+GIVEN_BACK: Final = -1  # the table entry of a sector that the window has left behind
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """What the cache knows of a request's beginning."""
+class Demand:
+    """Sectors still to be taken: for the tokens that requests have, and for all they may ever get."""
 
-    pages: tuple[NamedPage, ...]
-    being_computed: bool  # the next page is promised by an active request: worth a short wait
+    now: int
+    at_most: int
 
-    @property
-    def num_pages(self) -> int:
-        """Pages that need not be computed."""
-        return len(self.pages)
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(self.now + other.now, self.at_most + other.at_most)
 
 
 class PagedMemory:
-    """Page tables of full-attention requests over one pool, with prefix sharing.
+    """Page tables of requests over one pool of sectors, one table for each group of layers.
 
-    Owns the pool and the index; alone writes a request's page table and, in `attach` and `release`, its `computed`.
+    Owns the pool and the prefix index; alone writes a request's page table and, in `attach` and `release`, its
+    `computed`.
     """
 
-    def __init__(self, *, num_pages: int, page_size: int, sharing: bool) -> None:
+    def __init__(self, *, num_pages: int, layout: CacheLayout, sharing: bool) -> None:
+        """`num_pages` counts sectors. Raises ValueError where layers of several kinds are to share prefixes."""
+        if sharing and not layout.is_uniform:
+            raise ValueError("prefix sharing needs layers that are all full attention and alike")
         self.pool = PagePool(num_pages=num_pages)
-        self.index = PrefixIndex()
-        self.page_size = page_size
-        self.sharing = sharing
-
-    def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold this many tokens."""
-        return -(-num_tokens // self.page_size)
+        self.layout = layout
+        self.index = PrefixIndex()  # stays empty without sharing
+        self.sharing = PrefixSharing(index=self.index, page_len=layout.groups[0].sector_len) if sharing else None
+        self._no_table = PageTable(len(layout.groups))
 
     def match(self, request: Request) -> PrefixMatch:
         """The longest run of whole cached pages at the request's beginning that leaves a token to compute."""
-        found: list[NamedPage] = []
-        if not self.sharing:
-            return PrefixMatch(pages=(), being_computed=False)
-        name = ROOT
-        for index in range((request.total - 1) // self.page_size):
-            key = self._key(request, index, name)
-            entry = self.index.find(key)
-            if entry is None:
-                return PrefixMatch(pages=tuple(found), being_computed=self.index.is_promised(key))
-            found.append(entry)
-            name = entry.name
-        return PrefixMatch(pages=tuple(found), being_computed=False)
+        return self.sharing.match(request) if self.sharing else NOTHING
 
     def num_available_after(self, match: PrefixMatch) -> int:
-        """Pages that can be taken once the match's pages are in use."""
+        """Sectors that can be taken once the match's pages are in use."""
         return self.pool.num_available - sum(1 for entry in match.pages if self.pool.is_kept(entry.page))
 
+    def demand(self, request: Request, step_len: int) -> Demand:
+        """What the request does not hold yet and will, if its steps have up to step_len tokens.
+
+        Sectors that its windows will give back before it takes others are not counted twice, so the sum over all
+        active requests can be had whatever their order, once it is available.
+        """
+        table = request.table if request.table.sectors else self._no_table
+        now = at_most = 0
+        for group, sectors, first in zip(self.layout.groups, table.sectors, table.first, strict=True):
+            held = len(sectors) - first
+            computed, total = request.computed, request.total
+            for_now = max(held, group.peak(computed, total, step_len))
+            now += for_now - held
+            at_most += max(for_now, group.peak(computed, request.max_total, 1)) - held
+        return Demand(now, at_most)
+
     def attach(self, request: Request, match: PrefixMatch) -> None:
-        """Starts the request's page table with the matched pages, and promises the whole pages that follow."""
-        assert not request.table.pages, "a request that starts has no pages"
-        for entry in match.pages:
-            self.pool.share(entry.page)
-        request.table.pages.extend(entry.page for entry in match.pages)
-        request.table.names.extend(entry.name for entry in match.pages)
-        request.computed = match.num_pages * self.page_size
-        request.table.num_published = match.num_pages
-        if not self.sharing:
-            return
-        for index in range(match.num_pages, request.total // self.page_size):
-            request.table.names.append(self.index.promise(self._key(request, index, self._name_before(request, index))))
+        """Starts the request's page tables with the matched pages, and promises the whole pages that follow."""
+        assert not request.table.sectors, "a request that starts has no pages"
+        request.table = PageTable(len(self.layout.groups))
+        if self.sharing:
+            for entry in match.pages:
+                self.pool.share(entry.page)
+            request.table.sectors[0].extend(entry.page for entry in match.pages)
+            request.computed = match.num_pages * self.layout.groups[0].sector_len
+            self.sharing.attach(request, match)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Makes room for the request's first num_tokens tokens; all or nothing."""
-        missing = self.pages_for(num_tokens) - len(request.table.pages)
-        if missing > self.pool.num_available:
+        tables = list(zip(self.layout.groups, request.table.sectors, strict=True))
+        missing = [max(0, group.sectors_for(num_tokens) - len(sectors)) for group, sectors in tables]
+        if sum(missing) > self.pool.num_available:
             return False
-        for _ in range(missing):
-            request.table.pages.append(self._take())
+        for (_, sectors), count in zip(tables, missing, strict=True):
+            for _ in range(count):
+                sectors.append(self._take())
         return True
 
     def commit(self, request: Request) -> None:
-        """Publishes the pages whose tokens are all computed."""
-        if not self.sharing:
+        """Publishes the pages whose tokens are all computed; gives back what no later token looks at."""
+        if self.sharing:
+            self.sharing.publish(request)
             return
-        for index in range(request.table.num_published, request.computed // self.page_size):
-            key = self._key(request, index, self._name_before(request, index))
-            promised = request.table.names[index] if index < len(request.table.names) else None
-            name = self.index.publish(key, request.table.pages[index], promised)
-            if promised is None:
-                request.table.names.append(name)
-            elif name != promised:  # somebody else published it first: what follows was promised under a wrong name
-                self._withdraw(request, index + 1)
-                request.table.names[index] = name
-            request.table.num_published = index + 1
+        table = request.table
+        for number, group in enumerate(self.layout.groups):
+            needed = group.first_needed(request.computed)
+            for place in range(table.first[number], needed):
+                self.pool.drop(table.sectors[number][place], keep=False)
+                table.sectors[number][place] = GIVEN_BACK  # a plan in flight begins after these: it never looks here
+            table.first[number] = needed
 
     def release(self, request: Request) -> None:
-        """Lets all pages go; published ones are kept for a later match, the last page first to be given away."""
-        self._withdraw(request, request.table.num_published)
-        for page in reversed(request.table.pages):
-            self.pool.drop(page, keep=self.index.has_page(page))
-        request.table = PageTable()  # a new one: a plan in flight may still read the old
+        """Lets all sectors go; published pages are kept for a later match, the last page first to be given away."""
+        table = request.table
+        if self.sharing:
+            self.sharing.detach(request)
+        for sectors, first in zip(table.sectors, table.first, strict=True):
+            for sector in reversed(sectors[first:]):
+                self.pool.drop(sector, keep=self.index.has_page(sector))
+        request.table = PageTable(0)  # a new one: a plan in flight may still read the old
         request.computed = 0
 
     def flush(self) -> int:
@@ -121,12 +131,15 @@ class PagedMemory:
         self.index.check()
         users: dict[int, int] = {}
         for request in requests:
-            assert len(set(request.table.pages)) == len(request.table.pages), (
-                f"request {request.uid} holds a page twice"
-            )
-            assert len(request.table.pages) >= self.pages_for(request.computed), f"request {request.uid} lacks pages"
-            for page in request.table.pages:
-                users[page] = users.get(page, 0) + 1
+            held: list[int] = []
+            table = request.table
+            for group, sectors, first in zip(self.layout.groups, table.sectors, table.first, strict=True):
+                _check_table(request, group, sectors.tolist(), first)
+                held += sectors[first:]
+            assert len(set(held)) == len(held), f"request {request.uid} holds a sector twice"
+            for sector in held:
+                users[sector] = users.get(sector, 0) + 1
+        assert self.sharing or all(count == 1 for count in users.values()), "a sector is in two tables"
         for page in range(self.pool.num_pages):
             assert self.pool.refs(page) == users.get(page, 0), f"page {page} is counted wrongly"
 
@@ -134,22 +147,14 @@ class PagedMemory:
         page = self.pool.take_free()
         if page is None:
             page = self.pool.take_kept()
-            assert page is not None, "the caller has made sure that a page is available"
+            assert page is not None, "the caller has made sure that a sector is available"
             self.index.forget(page)
         return page
 
-    def _withdraw(self, request: Request, start: int) -> None:
-        """Takes back the promises from this page on."""
-        for index in range(start, len(request.table.names)):
-            self.index.withdraw(
-                self._key(request, index, self._name_before(request, index)), request.table.names[index]
-            )
-        del request.table.names[start:]
 
-    def _key(self, request: Request, index: int, name_before: int) -> Key:
-        start = index * self.page_size
-        return name_before, request.tokens[start : start + self.page_size].tobytes()
-
-    @staticmethod
-    def _name_before(request: Request, index: int) -> int:
-        return request.table.names[index - 1] if index else ROOT
+def _check_table(request: Request, group: LayerGroup, sectors: list[int], first: int) -> None:
+    uid, window = request.uid, group.window
+    assert len(sectors) >= group.sectors_for(request.computed), f"request {uid} lacks pages"
+    assert first == group.first_needed(request.computed), f"request {uid} holds sectors below its window of {window}"
+    assert set(sectors[:first]) <= {GIVEN_BACK}, f"request {uid} still names sectors that it gave back"
+    assert GIVEN_BACK not in sectors[first:], f"request {uid} gave back a sector that its window of {window} reaches"

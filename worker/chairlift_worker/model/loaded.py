@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from transformers.modeling_utils import PreTrainedModel
 
-from chairlift_worker.attention.cache import page_bytes
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.ipc.messages import ModelCardMsg
 
@@ -39,11 +38,6 @@ class LoadedModel:
     def has_sliding_layers(self) -> bool:
         """Whether some layer sees only a window."""
         return any(layer.sliding_window is not None for layer in self.layers)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Key-value cache of one token, all layers."""
-        return page_bytes(layers=self.layers, page_size=1, dtype=self.dtype)
 
     def card(self, *, cache_len: int) -> ModelCardMsg:
         """What the service is told."""

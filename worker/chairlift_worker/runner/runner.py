@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from chairlift_worker.attention.base import AttentionBackend, PagedStep
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.interface import STEP_KEYWORD, AttentionSwitch
-from chairlift_worker.attention.layer import LayerFacts
+from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.plan import StepPlan
 from chairlift_worker.runner.batch import BatchBuilder
 
@@ -32,20 +31,17 @@ class Runner:
         self,
         *,
         model: PreTrainedModel,
-        layers: Sequence[LayerFacts],
+        layout: CacheLayout,
         backend: AttentionBackend,
-        page_size: int,
-        num_pages: int,
+        num_sectors: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`model` is in eval mode, on `device`; its config is never left changed."""
+        """`model` is in eval mode, on `device`; its config is never left changed. `layout` is that of its layers."""
         self._model = model
         self._backend = backend
         self._device = torch.device(device)
-        self.cache = PagedCache(
-            layers=layers, num_pages=num_pages, page_size=page_size, dtype=model.dtype, device=self._device
-        )
-        self._builder = BatchBuilder(page_size=page_size, null_slot=self.cache.null_slot, device=self._device)
+        self.cache = PagedCache(layout=layout, num_sectors=num_sectors, dtype=model.dtype, device=self._device)
+        self._builder = BatchBuilder(layout=layout, num_sectors=num_sectors, device=self._device)
         self._switch = AttentionSwitch(model)
         self.last_times = StepTimes()
 

@@ -1,0 +1,140 @@
+"""How one memory serves layers of several kinds: groups of layers, and equal sectors cut into blocks.
+
+Layers that see equally far and whose keys have the same shape form a group, with page tables of its own.
+
+| piece  | what                                                                                      |
+|--------|-------------------------------------------------------------------------------------------|
+| unit   | keys, or values, of page_size tokens in one layer                                           |
+| block  | page_size tokens of all layers of a group: keys and values of each layer in turn, one run   |
+| sector | what the pool hands out: as many blocks of one group as fit, for one request                |
+
+A sector belongs to one request and one group at a time. Sectors that several requests share would fill a little
+better, but get fragmented: a request that holds one block in each of many sectors can then find no room although the
+others are gone. So what a request needs is a number of sectors, and numbers of sectors add up.
+
+What is wasted: under MAX_REMAINDER of a sector where its width is no multiple of a group's blocks, and on average half
+a sector for each request and group. A sector is hardly larger than the largest group's block, so that half a sector is
+about half a page of a model with one kind of layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from chairlift_worker.attention.layer import LayerFacts
+
+# Share of a sector that may stay unused at its end.
+MAX_REMAINDER: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that share page tables, and what a sector is to them."""
+
+    layers: tuple[int, ...]  # their numbers in the model; the place in this tuple is the layer's place in a block
+    window: int | None  # tokens seen, the query's own included; None: all
+    num_kv_heads: int
+    head_dim: int
+    sector_len: int  # tokens that a sector holds
+
+    @property
+    def width(self) -> int:
+        """Elements of one token's keys, or values, in one layer."""
+        return self.num_kv_heads * self.head_dim
+
+    def sectors_for(self, num_tokens: int) -> int:
+        """Sectors that hold this many tokens, from the first on."""
+        return -(-num_tokens // self.sector_len)
+
+    def first_needed(self, position: int) -> int:
+        """The first sector that a token at this position, or any after it, looks at."""
+        return 0 if self.window is None else max(0, position - self.window + 1) // self.sector_len
+
+    def peak(self, computed: int, total: int, step_len: int) -> int:
+        """The most sectors held at once on the way from `computed` to `total` tokens in steps of up to step_len."""
+        whole = self.sectors_for(total) - self.first_needed(computed)
+        if self.window is None:
+            return whole
+        seen = self.window - 1 + min(step_len, total - computed)  # by one step's tokens, themselves included
+        return min(whole, (seen - 2) // self.sector_len + 2)  # wherever it begins in a sector
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The groups of a model's layers, full attention first, and the size of the sectors that they share."""
+
+    page_size: int
+    sector_width: int  # elements of a sector for each of its page_size tokens
+    groups: tuple[LayerGroup, ...]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers are full attention of one shape: what prefix sharing needs."""
+        return len(self.groups) == 1 and self.groups[0].window is None
+
+    @property
+    def sector_elements(self) -> int:
+        """Elements of a sector."""
+        return self.page_size * self.sector_width
+
+    def sector_slots(self, group: LayerGroup) -> int:
+        """Distance from sector to sector in slots: the room that one token of one layer of the group takes."""
+        return self.sector_elements // group.width
+
+    def block_slots(self, group: LayerGroup) -> int:
+        """Distance from block to block within a sector, in slots."""
+        return 2 * len(group.layers) * self.page_size
+
+    def peak(self, computed: int, total: int, step_len: int) -> int:
+        """The most sectors that a request holds at once on the way from `computed` to `total` tokens."""
+        return sum(group.peak(computed, total, step_len) for group in self.groups)
+
+    def capacity(self, *, num_sectors: int, step_len: int, limit: int) -> int:
+        """Tokens that a request alone can have in this many sectors, however it is cut into steps of up to step_len.
+
+        Layers with a window set no bound once it fits: then, and only then, `limit` is the answer.
+        """
+        if len(self.groups) == 1 and self.groups[0].window is None:
+            return num_sectors * self.groups[0].sector_len
+        low, high = 0, limit  # low tokens fit
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.peak(0, middle, step_len) <= num_sectors else (low, middle - 1)
+        return low
+
+
+def make_layout(layers: Sequence[LayerFacts], *, page_size: int) -> CacheLayout:
+    """The layout of a model's layers. Raises ValueError on sizes under 1."""
+    if page_size < 1 or not layers:
+        raise ValueError(f"a cache needs pages and layers: page_size={page_size}, {len(layers)} layers")
+    alike: dict[LayerFacts, list[int]] = {}
+    for number, facts in enumerate(layers):
+        alike.setdefault(facts, []).append(number)
+    kinds = sorted(alike, key=lambda facts: (facts.sliding_window or 0, facts.num_kv_heads, facts.head_dim))
+    widths = [2 * len(alike[facts]) * facts.num_kv_heads * facts.head_dim for facts in kinds]
+    step = math.lcm(*(facts.num_kv_heads * facts.head_dim for facts in kinds))
+    sector_width = _sector_width(widths, step)
+    groups = tuple(
+        LayerGroup(
+            layers=tuple(alike[facts]),
+            window=facts.sliding_window,
+            num_kv_heads=facts.num_kv_heads,
+            head_dim=facts.head_dim,
+            sector_len=sector_width // width * page_size,
+        )
+        for facts, width in zip(kinds, widths, strict=True)
+    )
+    return CacheLayout(page_size=page_size, sector_width=sector_width, groups=groups)
+
+
+def _sector_width(widths: Sequence[int], step: int) -> int:
+    """The smallest multiple of `step` that blocks of all these widths fill well enough, else the one they fill best."""
+    largest = max(widths)
+    first = -(-largest // step)
+    choices = [step * count for count in range(first, max(first, 2 * largest // step) + 1)]
+    remainders = [max(choice % width for width in widths) / choice for choice in choices]
+    good = [choice for choice, remainder in zip(choices, remainders, strict=True) if remainder <= MAX_REMAINDER]
+    return good[0] if good else choices[remainders.index(min(remainders))]

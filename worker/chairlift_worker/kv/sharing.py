@@ -1,0 +1,89 @@
+"""Prefix sharing: requests that begin alike use the same pages.
+
+The names of a request's pages chain its contents: the page table holds one for each page that is published, and for
+those that the request has promised to compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chairlift_worker.kv.prefix import ROOT, Key, NamedPage, PrefixIndex
+from chairlift_worker.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """What the cache knows of a request's beginning."""
+
+    pages: tuple[NamedPage, ...]
+    being_computed: bool  # the next page is promised by an active request: worth a short wait
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that need not be computed."""
+        return len(self.pages)
+
+
+NOTHING = PrefixMatch(pages=(), being_computed=False)
+
+
+class PrefixSharing:
+    """Matches, promises and publishes the pages of requests whose layers all share one page table."""
+
+    def __init__(self, *, index: PrefixIndex, page_len: int) -> None:
+        self.index = index
+        self._page_len = page_len
+
+    def match(self, request: Request) -> PrefixMatch:
+        """The longest run of whole cached pages at the request's beginning that leaves a token to compute."""
+        found: list[NamedPage] = []
+        name = ROOT
+        for number in range((request.total - 1) // self._page_len):
+            key = self._key(request, number, name)
+            entry = self.index.find(key)
+            if entry is None:
+                return PrefixMatch(pages=tuple(found), being_computed=self.index.is_promised(key))
+            found.append(entry)
+            name = entry.name
+        return PrefixMatch(pages=tuple(found), being_computed=False)
+
+    def attach(self, request: Request, match: PrefixMatch) -> None:
+        """Names the matched pages, and promises the whole pages that follow."""
+        table = request.table
+        table.names.extend(entry.name for entry in match.pages)
+        table.num_published = match.num_pages
+        for number in range(match.num_pages, request.total // self._page_len):
+            table.names.append(self.index.promise(self._key(request, number, self._name_before(request, number))))
+
+    def publish(self, request: Request) -> None:
+        """Makes the pages findable whose tokens are all computed."""
+        table = request.table
+        for number in range(table.num_published, request.computed // self._page_len):
+            key = self._key(request, number, self._name_before(request, number))
+            promised = table.names[number] if number < len(table.names) else None
+            name = self.index.publish(key, table.sectors[0][number], promised)
+            if promised is None:
+                table.names.append(name)
+            elif name != promised:  # somebody else published it first: what follows was promised under a wrong name
+                self._withdraw(request, number + 1)
+                table.names[number] = name
+            table.num_published = number + 1
+
+    def detach(self, request: Request) -> None:
+        """Takes back the promises that are not kept yet."""
+        self._withdraw(request, request.table.num_published)
+
+    def _withdraw(self, request: Request, start: int) -> None:
+        names = request.table.names
+        for number in range(start, len(names)):
+            self.index.withdraw(self._key(request, number, self._name_before(request, number)), names[number])
+        del names[start:]
+
+    def _key(self, request: Request, number: int, name_before: int) -> Key:
+        start = number * self._page_len
+        return name_before, request.tokens[start : start + self._page_len].tobytes()
+
+    @staticmethod
+    def _name_before(request: Request, number: int) -> int:
+        return request.table.names[number - 1] if number else ROOT

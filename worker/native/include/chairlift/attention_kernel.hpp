@@ -1,0 +1,82 @@
+// Between the plan of an attention call (attention.cpp) and the kernels that are compiled once for each instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "chairlift/attention.hpp"
+
+namespace chairlift {
+
+struct Bf16 {
+  std::uint16_t bits;
+};
+
+// Positions [first, last) of one row, as one key-value head has them.
+struct KeySpan {
+  const void* cache;
+  const std::int32_t* table;
+  std::int64_t page_size;
+  std::int64_t token_stride;  // elements from a token of a page to the next
+  std::int64_t unit;          // elements of a unit, and so from a key to its value
+  std::int64_t offset;        // elements from a page's begin to the head's first key
+  std::int32_t first;
+  std::int32_t last;
+};
+
+// The queries that share a key-value head: `group` heads of each of some consecutive tokens. Line r is head r % group
+// of the token at position + r / group.
+struct QueryTile {
+  const float* query;  // few: (lines, width); many: (head_dim, columns); zeros beyond head_dim and lines
+  std::int32_t lines;
+  std::int32_t columns;  // lines rounded up to the lanes
+  std::int32_t group;
+  std::int32_t head_dim;
+  std::int32_t width;     // head_dim rounded up to twice the lanes
+  std::int32_t position;  // of the first token
+  std::int32_t window;
+  float scale;
+  float softcap;
+  bool bf16_query;  // the queries were bfloat16: no loss in making them so again
+};
+
+// Softmax over a part of the context, not yet divided.
+struct Partial {
+  float* highest;  // (lines,) highest score
+  float* total;    // (lines,) sum of exp(score - highest)
+  float* values;   // (lines, width) sum of exp(score - highest) * value
+};
+
+using AttendFunction = void (*)(const QueryTile& tile, const KeySpan& span, const Partial& partial, float* scratch);
+using MapFunction = void (*)(const float* in, float* out, std::int64_t n);
+
+// Each pair of functions is for a float32 and for a bfloat16 cache.
+struct AttentionKernels {
+  std::int32_t lanes;
+  AttendFunction few[2];   // one token, a span of at most kSplit positions
+  AttendFunction many[2];  // any number of tokens, a span of any length
+  MapFunction exp;
+  MapFunction tanh;
+};
+
+constexpr std::int32_t kSplit = 256;  // context of a one-token row that is attended to in one piece
+constexpr std::int32_t kTile = 64;    // positions that a tile of queries meets at a time
+constexpr std::int32_t kMaxLanes = 16;
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+// Floats of scratch that the functions need.
+constexpr std::int64_t few_scratch(std::int64_t lines, std::int64_t width) {
+  return lines * (kSplit + kMaxLanes + width);
+}
+constexpr std::int64_t many_scratch(std::int64_t columns, std::int64_t width) {
+  return kTile * (2 * width + columns) + 4 * columns;
+}
+
+// Null where the build or the machine lacks the instruction set.
+const AttentionKernels* portable_attention();
+const AttentionKernels* avx2_attention();
+const AttentionKernels* avx512_attention();
+const AttentionKernels* avx512_bf16_attention();
+
+}  // namespace chairlift

@@ -47,6 +47,7 @@ from chairlift_client._types import (
     TokenLogprobs,
     Tokens,
     Usage,
+    WeightsUpdate,
 )
 from chairlift_client.manager import (
     ContinuousBatchingConfig,
@@ -113,5 +114,6 @@ __all__ = [
     "UnavailableError",
     "UnsupportedCallError",
     "Usage",
+    "WeightsUpdate",
     "connect",
 ]

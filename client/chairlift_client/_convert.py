@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chairlift.v1 import event_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
+from chairlift.v1 import admin_service_pb2, event_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
 
 from chairlift_client import _errors
 from chairlift_client._types import (
@@ -27,6 +27,7 @@ from chairlift_client._types import (
     TokenLogprobs,
     Tokens,
     Usage,
+    WeightsUpdate,
 )
 
 
@@ -170,4 +171,11 @@ def server_info(message: info_service_pb2.GetServerResponse) -> ServerInfo:
         worker_pids=tuple(message.worker_pids),
         config=tuple(Setting(name=s.name, value=s.value, reason=s.reason) for s in message.config),
         statistics={field.name: getattr(statistics, field.name) for field in statistics.DESCRIPTOR.fields},
+    )
+
+
+def weights_update(message: admin_service_pb2.UpdateWeightsResponse) -> WeightsUpdate:
+    """What an update did."""
+    return WeightsUpdate(
+        num_tensors=message.num_tensors, num_requests=message.num_requests, num_blocks=message.num_blocks
     )

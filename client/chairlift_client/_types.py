@@ -53,6 +53,8 @@ class ServerState(enum.IntEnum):
     SERVING = 2
     DRAINING = 3
     FAILED = 4
+    PAUSED = 5
+    STOPPED = 6
 
 
 class HealthStatus(enum.IntEnum):
@@ -218,6 +220,17 @@ class ModelInfo:
     dtype: str
     num_parameters: int
     has_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsUpdate:
+    """What taking other weights did."""
+
+    num_tensors: int
+    num_requests: int
+    """Requests in flight that will be computed again."""
+    num_blocks: int
+    """Pages of the prefix cache that were forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

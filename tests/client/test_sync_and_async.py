@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import chairlift_client as cl
@@ -207,12 +208,58 @@ def test_one_request_of_a_session_can_fail_while_the_others_go_on(client: Either
     assert isinstance(failed.event.error, cl.NumericalError)
 
 
-def test_the_admin_calls_have_clients_of_their_own(server: FakeServer) -> None:
-    with cl.AdminClient(server.target) as admin:
-        assert admin.flush_prefix_cache(timeout=5) == 0
+class EitherAdmin:
+    """Calls of the blocking or of the asyncio admin client."""
 
-    async def run() -> int:
-        async with cl.AsyncAdminClient(server.target) as admin:
-            return await admin.flush_prefix_cache(timeout=5)
+    def __init__(self, kind: str, target: str) -> None:
+        self._kind = kind
+        self._target = target
 
-    assert asyncio.run(run()) == 0
+    def call(self, method: str, *args: Any) -> Any:
+        if self._kind == "blocking":
+            with cl.AdminClient(self._target) as admin:
+                return getattr(admin, method)(*args, timeout=10)
+
+        async def run() -> Any:
+            async with cl.AsyncAdminClient(self._target) as admin:
+                return await getattr(admin, method)(*args, timeout=10)
+
+        return asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_the_admin_calls_have_clients_of_their_own(kind: str, server: FakeServer) -> None:
+    admin = EitherAdmin(kind, server.target)
+    assert admin.call("flush_prefix_cache") == 0
+    server.allow_tokens(1)
+    with cl.Client(server.target) as client:
+        client.add_request("abc", max_new_tokens=3, request_id="r")
+        assert admin.call("pause") == 1
+        assert client.get_server().state is cl.ServerState.PAUSED
+        server.allow_tokens(None)
+        client.add_request("abc", request_id="queued")
+        assert admin.call("update_weights", Path("/new")) == cl.WeightsUpdate(0, 2, 0)
+        with pytest.raises(cl.PreconditionError) as caught:
+            admin.call("pause")
+        assert caught.value.reason == "WRONG_STATE"
+        with pytest.raises(cl.InvalidRequestError):
+            admin.call("update_weights", "relative")
+        admin.call("resume")
+        assert client.get_server().state is cl.ServerState.SERVING
+        assert [e.event.index for e in client.result("r") if isinstance(e.event, cl.Delta)] == [0, 1, 2]
+        client.complete("abc")
+        client.cancel("r", "queued")
+        server.allow_tokens(0)
+        client.add_request("abc", request_id="stopped")
+        assert admin.call("stop") == 1
+        with pytest.raises(cl.UnavailableError) as caught_stop:
+            list(client.result("stopped"))
+        assert caught_stop.value.reason == "STOPPED"
+        with pytest.raises(cl.UnavailableError):
+            client.add_request("abc")
+        admin.call("resume")
+        server.allow_tokens(None)
+        admin.call("drain")
+        with pytest.raises(cl.PreconditionError) as caught:
+            client.add_request("abc")
+        assert caught.value.reason == "DRAINING"

@@ -49,7 +49,7 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "scheduler_type": "prefill_first", "safety_margin": 0.25, "allow_block_sharing": False, "return_logprobs": True,
         "max_context": 100, "num_threads": 2, "trust_remote_code": True, "fault_injection": "x",
         "listen": ["unix:/a", "localhost:0"], "admin_listen": "unix:/b", "insecure": True, "drain_timeout": 1.5,
-        "start_timeout": 2.0, "result_ttl": 0.0, "result_memory": 1, "max_message_bytes": 4096,
+        "start_timeout": 2.0, "result_ttl": 0.0, "result_memory": 1, "max_message_bytes": 65536,
         "max_waiting_requests": 5, "max_waiting_tokens": 6, "model_defaults": False, "log_level": "debug",
         "log_format": "json",
     }  # fmt: skip

@@ -20,7 +20,7 @@ from chairlift_service.requests.kept import MAX_DEPARTED, Departed, KeptResults
 from chairlift_service.requests.lease import Lease
 from chairlift_service.requests.output_log import LogSlice, OutputLog
 from chairlift_service.requests.readers import Readers
-from chairlift_service.requests.registry import Registry, readable
+from chairlift_service.requests.registry import Registry, check_free, readable
 from chairlift_service.validate import ValidRequest
 from chairlift_worker.ipc.messages import AddRequestMsg, EndingMsg, EndingReason, SamplingMsg, StartedMsg, StepMsg
 from hypothesis import given
@@ -296,11 +296,11 @@ def test_ids_are_taken_while_live_and_twins_are_found() -> None:
     books = Books()
     books.add(1, detached=True)
     with pytest.raises(ServiceError, match="DUPLICATE_REQUEST_ID"):
-        books.registry.check_free(["new", "r1"])
+        check_free(books.registry, ["new", "r1"])
     with pytest.raises(ServiceError, match="DUPLICATE_REQUEST_ID"):
-        books.registry.check_free(["new", "new"])
+        check_free(books.registry, ["new", "new"])
     books.dispatcher.apply(step(endings=[ending(1)]))
-    books.registry.check_free(["r1"])
+    check_free(books.registry, ["r1"])
 
 
 def test_results_leave_by_age_oldest_first_and_are_told_apart_from_what_never_was() -> None:

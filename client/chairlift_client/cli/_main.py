@@ -10,7 +10,7 @@ from typing import Final
 
 from chairlift_client import _channel
 from chairlift_client._errors import ChairliftError
-from chairlift_client.cli import _bench, _generate, _service, _tokenize
+from chairlift_client.cli import _bench, _generate, _operate, _service, _tokenize
 from chairlift_client.cli._output import WrongUseError, print_error
 
 GOOD: Final = 0
@@ -59,7 +59,12 @@ def _parser() -> argparse.ArgumentParser:
         _service.add_info,
         _service.add_cancel,
         _tokenize.add_tokenize,
-        _service.add_flush_prefix_cache,
+        _operate.add_flush_prefix_cache,
+        _operate.add_pause,
+        _operate.add_resume,
+        _operate.add_drain,
+        _operate.add_stop,
+        _operate.add_update_weights,
     ):
         add_to(commands, common)
     return parser

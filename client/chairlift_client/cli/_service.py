@@ -1,4 +1,4 @@
-"""Commands about the service and its requests: health, info, cancel, flush-prefix-cache."""
+"""Commands about the service and its requests: health, info, cancel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chairlift.v1 import info_service_pb2
 
 from chairlift_client import _channel, _errors
 from chairlift_client._stubs import Stubs
-from chairlift_client._sync import AdminClient, Client
+from chairlift_client._sync import Client
 from chairlift_client._types import HealthStatus
 from chairlift_client.cli import _input
 from chairlift_client.cli._output import Commands, WrongUseError, add_command, print_json, to_dict
@@ -88,21 +88,4 @@ def run_cancel(options: argparse.Namespace) -> int:
     else:
         for name, status in outcomes.items():
             print(name, status.name)
-    return 0
-
-
-def add_flush_prefix_cache(commands: Commands, common: argparse.ArgumentParser) -> None:
-    """Add `flush-prefix-cache`."""
-    summary = "Forget the cached prefixes that no request uses (admin address)."
-    add_command(commands, common, "flush-prefix-cache", run_flush_prefix_cache, summary)
-
-
-def run_flush_prefix_cache(options: argparse.Namespace) -> int:
-    """Run `flush-prefix-cache`."""
-    with AdminClient(options.target) as admin:
-        num_blocks = admin.flush_prefix_cache()
-    if options.json:
-        print_json({"num_blocks": num_blocks})
-    else:
-        print(f"{num_blocks} pages forgotten")
     return 0

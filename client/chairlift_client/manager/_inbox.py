@@ -26,7 +26,6 @@ class Inbox:
         self._requests: dict[str, TrackedRequest] = {}
         self._ready: dict[str, None] = {}  # ids with output to hand out, in order of arrival
         self._num_live = 0
-        self._given_up: set[str] = set()  # failed here, while the service's own ending is still to come
         self._is_open = False
 
     @property
@@ -34,16 +33,10 @@ class Inbox:
         """Requests whose ending has not come."""
         return self._num_live
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the service has ended what was given up here, so that none of it stays there."""
-        return not self._given_up
-
     def set_open(self, *, is_open: bool) -> None:
         """Say whether events are being received; who waits while none are gets what is there, or None."""
         with self._changed:
             self._is_open = is_open
-            self._given_up.clear()
             self._changed.notify_all()
 
     def live_ids(self) -> set[str]:
@@ -81,7 +74,6 @@ class Inbox:
             request = self._requests.get(message.request_id)
             if request is None or request.is_over:
                 if kind in ("finished", "failed"):
-                    self._given_up.discard(message.request_id)
                     self._releaser.release(message.request_id)
                 return
             if kind == "delta":
@@ -102,11 +94,8 @@ class Inbox:
                 self._ready[request.request_id] = None
                 self._changed.notify_all()
 
-    def fail(self, request_ids: Iterable[str], error: str, *, cancelled: bool = False) -> None:
-        """End those of the requests that are live with an error; what still comes of them is ignored.
-
-        `cancelled`: the service is being told, and will end them, too.
-        """
+    def fail(self, request_ids: Iterable[str], error: str) -> None:
+        """End those of the requests that are live with an error; what still comes of them is ignored."""
         with self._changed:
             for request_id in request_ids:
                 request = self._requests.get(request_id)
@@ -114,8 +103,6 @@ class Inbox:
                     request.fail(error)
                     self._num_live -= 1
                     self._ready[request_id] = None
-                    if cancelled:
-                        self._given_up.add(request_id)
             self._changed.notify_all()
 
     def take(

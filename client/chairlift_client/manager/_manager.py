@@ -86,11 +86,8 @@ class ContinuousBatchingManager:
             return
         self._submitter.refusal = "The manager is stopped"
         if hard_stop:
-            self._inbox.fail(
-                self._inbox.live_ids(),
-                "RuntimeError: generation was stopped before this request completed",
-                cancelled=True,
-            )
+            error = "RuntimeError: generation was stopped before this request completed"
+            self._inbox.fail(self._inbox.live_ids(), error)
             self._submitter.cancel_session()
         if not self._session.detach(timeout=timeout if block else 0.0) and block:
             logger.warning("Requests were still running after the time-out of stop (%s s).", timeout)

@@ -17,7 +17,6 @@ logger = logging.getLogger("chairlift_client.manager")
 
 _TICK: Final = 1.0  # seconds of one wait; what it waits for is looked at again after each
 _BACKOFF: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds before each attempt to attach again; the last repeats
-_SETTLE_TIMEOUT: Final = 5.0  # seconds in which the service must end what was given up here
 _HELD: Final = 5.0  # seconds after which an attached stream counts as good, though nothing came
 _REPLAY_TIMEOUT: Final = 10.0  # seconds in which an attached stream must mention every live request
 
@@ -45,10 +44,9 @@ class Session:
         self._result = result
         self._inbox = inbox
         self._reconnect_timeout = reconnect_timeout
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards the three below
         self._call: Any = None
         self._is_ending = False
-        self._settle_until = 0.0
         self._unconfirmed: set[str] = set()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -70,13 +68,12 @@ class Session:
         self._thread.start()
 
     def detach(self, *, timeout: float | None) -> bool:
-        """End reading once no request is live, and those given up have been ended by the service, or not in time.
+        """End reading once no request is live.
 
         Waits for that, `timeout` seconds at most. Returns whether it has happened.
         """
         with self._lock:
             self._is_ending = True
-            self._settle_until = time.monotonic() + _SETTLE_TIMEOUT
         end = None if timeout is None else time.monotonic() + timeout
         while self._thread is not None and self._thread.is_alive():
             self._end_if_done()
@@ -87,9 +84,7 @@ class Session:
         return True
 
     def _is_done(self) -> bool:
-        if not self._is_ending or self._inbox.num_live:
-            return False
-        return self._inbox.is_settled or time.monotonic() > self._settle_until
+        return self._is_ending and not self._inbox.num_live
 
     def _end_if_done(self) -> None:
         with self._lock:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import grpc
-from chairlift.v1 import event_pb2, generation_service_pb2, request_pb2
+from chairlift.v1 import event_pb2, generation_service_pb2, info_service_pb2, request_pb2
 
 from chairlift_client.testing import _model
 from chairlift_client.testing._model import FakeRequest
@@ -26,11 +27,18 @@ class FakeEngine:
         self.requests: dict[str, FakeRequest] = {}
         self.changed = threading.Condition()
         self.break_count = 0
+        self.state: info_service_pb2.ServerState = info_service_pb2.SERVER_STATE_SERVING
+        self._held_at: dict[int, int] = {}  # while paused: tokens that were out, by the request's number
+        self._session_readers: Counter[str] = Counter()
         self._numbers = itertools.count()
 
     def add(self, messages: list[request_pb2.GenerationRequest], *, prefix: str = "request") -> list[FakeRequest]:
         """Add all of them or, raising Refusal, none."""
         with self.changed:
+            if self.state == info_service_pb2.SERVER_STATE_DRAINING:
+                raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, "draining", reason="DRAINING")
+            if self.state == info_service_pb2.SERVER_STATE_STOPPED:
+                raise Refusal(grpc.StatusCode.UNAVAILABLE, "stopped", reason="STOPPED")
             made: dict[str, FakeRequest] = {}
             for i, message in enumerate(messages):
                 path = prefix if len(messages) == 1 and prefix == "request" else f"{prefix}[{i}]"
@@ -50,14 +58,26 @@ class FakeEngine:
             out = min(out, self.tokens_allowed)
         if self.token_delay and not request.cancelled:
             out = min(out, int((time.monotonic() - request.started) / self.token_delay))
+        if self.state == info_service_pb2.SERVER_STATE_PAUSED and not request.cancelled:
+            out = min(out, self._held_at.get(request.number, 0))
         return out
 
     def ended(self, request: FakeRequest) -> bool:
         """Whether the request is over. Call it with `changed` held."""
         return request.failure is not None or self.num_out(request) == len(request.output)
 
-    def cancel(self, request_id: str) -> generation_service_pb2.CancelOutcome:
-        """End a live request where it is; forget one that is over."""
+    def live(self) -> list[FakeRequest]:
+        """The requests that are not over. Call it with `changed` held."""
+        return [request for request in self.requests.values() if not self.ended(request)]
+
+    def enter(self, state: info_service_pb2.ServerState) -> None:
+        """Change the state. Call it with `changed` held."""
+        self._held_at = {request.number: self.num_out(request) for request in self.requests.values()}
+        self.state = state
+        self.changed.notify_all()
+
+    def cancel(self, request_id: str, *, unwanted: bool = False) -> generation_service_pb2.CancelOutcome:
+        """End a live request where it is; forget one that is over, and an unwanted one as soon as that is told."""
         with self.changed:
             request = self.requests.get(request_id)
             if request is None:
@@ -69,6 +89,9 @@ class FakeEngine:
                 status = generation_service_pb2.CANCEL_STATUS_CANCELLED
                 del request.output[self.num_out(request) :]
                 request.cancelled = True
+                request.unwanted = unwanted
+                if unwanted and not self._session_readers[request.message.session]:
+                    del self.requests[request_id]
             self.changed.notify_all()
             return generation_service_pb2.CancelOutcome(request_id=request_id, status=status)
 
@@ -95,6 +118,18 @@ class FakeEngine:
         self, session: str, context: grpc.ServicerContext
     ) -> Iterator[generation_service_pb2.ResultResponse]:
         """Events of all requests of a session, from the first of each, until the caller leaves."""
+        self._session_readers[session] += 1
+        try:
+            yield from self._session_events(session, context)
+        finally:
+            with self.changed:
+                self._session_readers[session] -= 1
+                for request in [r for r in self.requests.values() if r.unwanted and r.message.session == session]:
+                    del self.requests[request.request_id]
+
+    def _session_events(
+        self, session: str, context: grpc.ServicerContext
+    ) -> Iterator[generation_service_pb2.ResultResponse]:
         breaks = self.break_count
         cursors: dict[int, int] = {}  # by number: an id may come back as another request
         over: set[int] = set()
@@ -121,6 +156,8 @@ class FakeEngine:
                         finished=None if request.failure else request.finished(),
                         failed=request.failure,
                     )
+                    if request.unwanted and self.requests.get(request.request_id) is request:
+                        del self.requests[request.request_id]
 
     def _make(self, message: request_pb2.GenerationRequest, path: str) -> FakeRequest:
         prompt = _model.encode(message.text) if message.WhichOneof("input") == "text" else list(message.token_ids.ids)

@@ -43,6 +43,7 @@ class FakeRequest:
     output: list[int] = field(init=False)
     pieces: list[str] = field(init=False)
     cancelled: bool = False
+    unwanted: bool = False  # forgotten once a stream has told its ending
     failure: event_pb2.Failed | None = None
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from chairlift.v1 import (
 )
 
 from chairlift_client._channel import MAX_MESSAGE_BYTES
-from chairlift_client.testing import _servicers
+from chairlift_client.testing import _admin, _servicers
 from chairlift_client.testing._engine import FakeEngine
 from chairlift_client.testing._refusals import Refusal
 
@@ -80,7 +80,7 @@ class FakeServer:
                 info_service_pb2_grpc.add_InfoServiceServicer_to_server,
                 _servicers.InfoServicer(engine=engine, config=self._config),
             ),
-            (admin_service_pb2_grpc.add_AdminServiceServicer_to_server, _servicers.AdminServicer()),
+            (admin_service_pb2_grpc.add_AdminServiceServicer_to_server, _admin.AdminServicer(engine=engine)),
         ):
             add(servicer, server)  # type: ignore[no-untyped-call] # generated
         server.add_generic_rpc_handlers([_servicers.health_handler(lambda: self._serving)])

@@ -9,8 +9,6 @@ from typing import Any
 
 import grpc
 from chairlift.v1 import (
-    admin_service_pb2,
-    admin_service_pb2_grpc,
     event_pb2,
     generation_service_pb2,
     generation_service_pb2_grpc,
@@ -68,10 +66,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             yield _pb.ResultResponse(request_id=request.request_id, **_event(event, context))
 
     def Cancel(self, message: _pb.CancelRequest, context: grpc.ServicerContext) -> _pb.CancelResponse:
-        ids = list(message.request_ids)
-        if message.session:
-            ids += [r.request_id for r in list(self._engine.requests.values()) if r.message.session == message.session]
-        return _pb.CancelResponse(outcomes=[self._engine.cancel(request_id) for request_id in ids])
+        held = list(self._engine.requests.values()) if message.session else []
+        unwanted = dict.fromkeys(r.request_id for r in held if r.message.session == message.session)
+        ids = dict.fromkeys((*message.request_ids, *unwanted))
+        return _pb.CancelResponse(outcomes=[self._engine.cancel(i, unwanted=i in unwanted) for i in ids])
 
     def _drop(self, request: FakeRequest) -> None:
         """What the end of its call does to a request: cancel it if need be, and forget it."""
@@ -125,19 +123,10 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
             running = sum(not self._engine.ended(request) for request in held)
         return info_service_pb2.GetServerResponse(
             version="fake",
-            state=info_service_pb2.SERVER_STATE_SERVING,
+            state=self._engine.state,
             config=[info_service_pb2.Setting(name=n, value=v, reason="set") for n, v in self._config.items()],
             statistics=info_service_pb2.Statistics(requests_running=running, requests_held=len(held)),
         )
-
-
-class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
-    """A prefix cache that is always empty."""
-
-    def FlushPrefixCache(
-        self, message: admin_service_pb2.FlushPrefixCacheRequest, context: grpc.ServicerContext
-    ) -> admin_service_pb2.FlushPrefixCacheResponse:
-        return admin_service_pb2.FlushPrefixCacheResponse()
 
 
 def health_handler(serving: Callable[[], bool]) -> Any:

@@ -34,7 +34,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 300.0
     result_memory: Annotated[PositiveInt, Meta(description="bytes of finished results kept in all")] = 256 * 2**20
     max_message_bytes: Annotated[
-        Annotated[int, Meta(ge=1024, le=2**31 - 1)], Meta(description="largest message taken or sent, in bytes")
+        Annotated[int, Meta(ge=64 * 1024, le=2**31 - 1)],
+        Meta(description="largest message taken or sent, in bytes; a delta can take half of the least allowed"),
     ] = 16 * 2**20
     max_waiting_requests: Annotated[
         PositiveInt, Meta(description="requests that may wait for their first step; more are refused")

@@ -18,7 +18,7 @@ from chairlift_service.requests.admission import Admission
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.lease import Lease
 from chairlift_service.requests.output_log import OutputLog
-from chairlift_service.requests.registry import Registry
+from chairlift_service.requests.registry import Registry, check_free
 from chairlift_service.requests.worker_port import WorkerPort
 from chairlift_service.text.detokenizer import Detokenizer
 from chairlift_service.validate import ValidRequest, validate
@@ -69,7 +69,7 @@ class Intake:
         # From here on nothing waits, so that what is checked stays true until it is used.
         model = self._lifecycle.accepting()
         self._admission.check_tokens(sum(request.num_prompt_tokens for request in requests))
-        self._registry.check_free(request.request_id for request in requests)
+        check_free(self._registry, (request.request_id for request in requests))
         generations = [self._generation(request, model=model, detached=detached) for request in requests]
         arrival_ns = time.monotonic_ns()
         # In an order in which common prefixes meet in the cache, where there is something to meet.

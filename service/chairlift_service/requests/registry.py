@@ -45,18 +45,6 @@ class Registry:
         """Generations whose ending the worker has not confirmed."""
         return len(self._live)
 
-    def check_free(self, request_ids: Iterable[str]) -> None:
-        """Raises ServiceError with DUPLICATE_REQUEST_ID if one of them is taken, or stands there twice.
-
-        The id of a kept result is free: adding a request under it lets the result go.
-        """
-        seen: set[str] = set()
-        for request_id in request_ids:
-            generation = self._by_id.get(request_id)
-            if request_id in seen or (generation is not None and generation.uid in self._live):
-                raise ServiceError(Reason.DUPLICATE_REQUEST_ID, f"request {request_id!r} is live")
-            seen.add(request_id)
-
     def add(self, generation: Generation) -> None:
         """Takes a generation that the worker was sent. Its id must be free."""
         before = self._by_id.get(generation.request_id)
@@ -146,6 +134,19 @@ class Registry:
             self._by_session[session].pop(generation.uid, None)
             if not self._by_session[session]:
                 del self._by_session[session]
+
+
+def check_free(registry: Registry, request_ids: Iterable[str]) -> None:
+    """Raises ServiceError with DUPLICATE_REQUEST_ID if one of these ids is taken, or stands there twice.
+
+    The id of a kept result is free: adding a request under it lets the result go.
+    """
+    seen: set[str] = set()
+    for request_id in request_ids:
+        generation = registry.find(request_id)
+        if request_id in seen or (generation is not None and registry.live(generation.uid) is not None):
+            raise ServiceError(Reason.DUPLICATE_REQUEST_ID, f"request {request_id!r} is live")
+        seen.add(request_id)
 
 
 def readable(registry: Registry, request_id: str) -> Generation:

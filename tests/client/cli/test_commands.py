@@ -181,6 +181,25 @@ def test_tokenize_and_flush_prefix_cache(server: FakeServer) -> None:
     assert json.loads(done.stdout) == {"num_blocks": 0}
 
 
+def test_the_commands_of_operators(server: FakeServer) -> None:
+    def told(*args: str) -> dict[str, int]:
+        done = chairlift(*args, "--json", "--target", server.target)
+        assert (done.returncode, done.stderr) == (0, "")
+        answer: dict[str, int] = json.loads(done.stdout)
+        return answer
+
+    assert told("pause") == {"num_requests": 0}
+    assert told("update-weights", "new") == {"num_tensors": 0, "num_requests": 0, "num_blocks": 0}
+    again = chairlift("pause", "--json", "--target", server.target)
+    assert (again.returncode, json.loads(again.stderr)["reason"]) == (1, "WRONG_STATE")
+    assert told("resume") == {}
+    assert told("stop") == {"num_requests": 0}
+    assert told("resume") == {}
+    assert told("drain", "--deadline", "5") == {}
+    assert chairlift("resume", "--target", server.target).stdout == "resumed\n"
+    assert chairlift("pause", "--target", server.target).stdout == "paused; 0 requests stand still\n"
+
+
 def test_an_interrupted_generate_cancels_its_request(server: FakeServer) -> None:
     server.allow_tokens(1)
     with subprocess.Popen(

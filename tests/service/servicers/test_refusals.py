@@ -171,10 +171,10 @@ async def test_what_could_never_fit_the_ring_is_too_large() -> None:
 
 
 async def test_a_message_over_the_limit_is_refused_in_both_directions() -> None:
-    async with serving(max_message_bytes=2048) as small:
-        refused = await refusal(small.generation.Generate(_pb.GenerateRequest(request={"text": "x" * 4096})))
+    async with serving(max_message_bytes=64 * 1024) as small:
+        refused = await refusal(small.generation.Generate(_pb.GenerateRequest(request={"text": "x" * 66_000})))
         assert refused.code is EXHAUSTED
-        answer = small.generation.Complete(_pb.CompleteRequest(request=ids_request(5, max_new_tokens=1000)))
+        answer = small.text.Tokenize(text_service_pb2.TokenizeRequest(text="x" * 40_000))
         assert (await refusal(answer)).code is EXHAUSTED
         await small.idle()
 

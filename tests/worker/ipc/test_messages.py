@@ -12,18 +12,23 @@ from chairlift_worker.ipc import messages
 from chairlift_worker.ipc.messages import (
     AddRequestMsg,
     CancelMsg,
+    DoneMsg,
     EndingMsg,
     EndingReason,
     FlushedMsg,
     FlushPrefixCacheMsg,
     ModelCardMsg,
+    PauseMsg,
     ReadyMsg,
+    ResumeMsg,
     SamplingMsg,
     SettingMsg,
     ShutdownMsg,
     StartedMsg,
     StartFailedMsg,
     StepMsg,
+    UpdateWeightsMsg,
+    WeightsMsg,
 )
 from hypothesis import example, given, settings
 
@@ -40,6 +45,9 @@ REQUESTS = [
     ),
     CancelMsg(uid=7),
     FlushPrefixCacheMsg(op=1),
+    PauseMsg(op=2),
+    ResumeMsg(op=3),
+    UpdateWeightsMsg(op=4, folder="/weights"),
     ShutdownMsg(),
 ]
 RESULTS = [
@@ -57,6 +65,8 @@ RESULTS = [
         endings=(EndingMsg(1, EndingReason.STOP, "", 1, 2, 3, 4, 5, 6),),
     ),
     FlushedMsg(op=1, num_pages=2),
+    DoneMsg(op=2),
+    WeightsMsg(op=4, error="INVALID_WEIGHTS: no", num_tensors=1, num_requests=2, num_pages=3),
 ]
 DECODERS = [messages.decode_request, messages.decode_worker]
 DEEP = b"\x91" * 100_000

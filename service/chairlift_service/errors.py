@@ -75,9 +75,7 @@ TABLE: Final[Mapping[Reason, Row]] = {
     Reason.MESSAGE_TOO_LARGE: Row(_CODE.RESOURCE_EXHAUSTED, "The request is larger than what the service passes on."),
     Reason.DRAINING: Row(_CODE.FAILED_PRECONDITION, "The service finishes what it has and takes nothing new."),
     Reason.WRONG_STATE: Row(_CODE.FAILED_PRECONDITION, "The state of the service does not allow this operation."),
-    Reason.INVALID_WEIGHTS: Row(
-        _CODE.INVALID_ARGUMENT, "The weights do not fit the running model."
-    ),
+    Reason.INVALID_WEIGHTS: Row(_CODE.INVALID_ARGUMENT, "The weights do not fit the running model."),
     Reason.STOPPED: Row(_CODE.UNAVAILABLE, "An operator stopped the service.", retry_after=1.0),
     Reason.NOT_READY: Row(_CODE.UNAVAILABLE, "The model is being loaded.", retry_after=1.0),
     Reason.DEADLINE_EXCEEDED: Row(_CODE.DEADLINE_EXCEEDED, "The caller's deadline passed."),

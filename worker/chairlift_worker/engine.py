@@ -103,6 +103,7 @@ class Engine:
 
     def _answer(self, answer: AnswerMsg | None) -> None:
         if answer is not None:
+            self._show_rest()  # first, so that whoever hears the answer sees the figures as they are
             self._send(answer)
 
     def _emit(self) -> None:
@@ -115,12 +116,15 @@ class Engine:
 
     def _rest(self) -> None:
         """Sleeps until something comes in or expires. Checks all books once, in the first quiet moment."""
-        self._show(Phase.PAUSED if self._control.stands_still else Phase.IDLE, planned_tokens=0)
+        self._show_rest()
         wait_s = UPDATE_WAIT_S if self._control.is_updating else IDLE_WAIT_S
         if self._stopping or self._channel.wait_for_request(wait_s) or self._books_checked:
             return
         self._roster.check()
         self._books_checked = True
+
+    def _show_rest(self) -> None:
+        self._show(Phase.PAUSED if self._control.stands_still else Phase.IDLE, planned_tokens=0)
 
     def _show(self, phase: Phase, *, planned_tokens: int) -> None:
         """Writes the status page: the heartbeat that says the loop is alive, and the figures."""

@@ -4,24 +4,31 @@ from chairlift_worker.ipc.messages import EndingReason
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fake_device import solo_run
+from support.layouts import layout_of
 from support.scheduling import Bench
 
 PREFIXES = [list(range(base, base + 40)) for base in (0, 0, 300, 600)]
 
 
+# of the layers of made-up models; None is full attention. Sectors hold one block or several, and some are not filled.
+MIXED = [(6,), (1,), (None, 6), (None, 1), (None, 3, 9, 9), (None, 5, 5, 5, 5), (None, None, None, 20), (4, 11)]
+
+
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[Bench, list[dict]]:
+def workloads(draw: st.DrawFn, *, windows: tuple[int | None, ...] = (None,)) -> tuple[Bench, list[dict]]:
     page_size = draw(st.sampled_from([1, 4, 5, 16]))
     longest = draw(st.integers(2, 60))
-    num_pages = -(-longest // page_size) + draw(st.sampled_from([0, 1, 3, 50]))
     max_batch_tokens = draw(st.sampled_from([1, 2, 7, 16, 64]))
+    chunk = draw(st.sampled_from([1, 3, 16, 64]))
+    layout = layout_of(*windows, page_size=page_size)
     bench = Bench(
-        num_pages=num_pages,
+        num_pages=layout.peak(0, longest, chunk) + draw(st.sampled_from([0, 1, 3, 50])),
         page_size=page_size,
-        sharing=draw(st.booleans()),
+        sharing=windows == (None,) and draw(st.booleans()),
+        windows=windows,
         limits={
             "max_batch_tokens": max_batch_tokens,
-            "max_prefill_chunk": draw(st.sampled_from([1, 3, 16, 64])),
+            "max_prefill_chunk": chunk,
             "max_requests_per_batch": min(max_batch_tokens, draw(st.integers(1, 12))),
             "scheduler_type": draw(st.sampled_from(["fifo", "prefill_first"])),
             "safety_margin": draw(st.sampled_from([0.0, 0.15, 0.9])),
@@ -49,7 +56,16 @@ def workloads(draw: st.DrawFn) -> tuple[Bench, list[dict]]:
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(workloads())
 def test_each_request_equals_its_solo_run(workload: tuple[Bench, list[dict]]) -> None:
-    bench, requests = workload
+    run_and_compare(*workload)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.sampled_from(MIXED).flatmap(lambda windows: workloads(windows=windows)))
+def test_with_windows_each_request_equals_its_solo_run(workload: tuple[Bench, list[dict]]) -> None:
+    run_and_compare(*workload)
+
+
+def run_and_compare(bench: Bench, requests: list[dict]) -> None:
     by_arrival = sorted(requests, key=lambda request: request["arrives"])
     uids = {request["uid"]: place for place, request in enumerate(by_arrival, start=1)}  # uids are given on arrival
     for tick in range(5000):
@@ -73,6 +89,7 @@ def test_each_request_equals_its_solo_run(workload: tuple[Bench, list[dict]]) ->
             max_new_tokens=request["max_new_tokens"],
             seed=request["seed"],
             stop_ids=frozenset(request["stop_ids"]),
+            windows=[group.window for group in bench.layout.groups],
         )
         ending = bench.endings[uid]
         if ending.reason is EndingReason.CANCELLED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,7 @@ class Bench:
         self.roster.check()
         if plan is not None:
             self.plans.append(plan)
+            self._check_windows(plan)
             self.scheduler.apply(plan, self.device.execute(plan), self.now)
             self.roster.check()
         self._collect()
@@ -88,6 +90,16 @@ class Bench:
             if self.step() is None:
                 return
         raise AssertionError(f"not done after {max_steps} steps")
+
+    def _check_windows(self, plan: StepPlan) -> None:
+        """However long a request is, of layers with a window it holds the pages of the window and of what is in flight."""
+        for row in plan.rows:
+            request = self.roster.active[row.uid]
+            table, in_flight = request.table, request.planned - request.computed
+            for group, sectors, first in zip(self.layout.groups, table.sectors, table.first, strict=True):
+                if group.window is not None:
+                    most = math.ceil((group.window + in_flight) / group.sector_len) + 1
+                    assert len(sectors) - first <= most, f"{row.uid} holds too much for a window of {group.window}"
 
     def assert_idle(self) -> None:
         pool = self.memory.pool

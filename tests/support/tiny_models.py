@@ -69,18 +69,11 @@ def _gemma2(**changes: object) -> PreTrainedConfig:
     return Gemma2Config(**{**_IDS, **_SHAPE, **heads, **caps, **rest, **changes})
 
 
-def _gemma3() -> PreTrainedConfig:
+def _gemma3(**changes: object) -> PreTrainedConfig:
     heads = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return Gemma3TextConfig(
-        **_IDS,
-        **_SHAPE,
-        **heads,
-        head_dim=16,
-        sliding_window=10,
-        query_pre_attn_scalar=40,
-        tie_word_embeddings=False,
-        layer_types=["sliding_attention", "full_attention"],
-    )
+    rest = {"head_dim": 16, "sliding_window": 10, "query_pre_attn_scalar": 40, "tie_word_embeddings": False}
+    types = {"layer_types": ["sliding_attention", "full_attention"]}
+    return Gemma3TextConfig(**{**_IDS, **_SHAPE, **heads, **rest, **types, **changes})
 
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -179,6 +172,11 @@ def tiny_model(kind: str, *, tokenizer: str = "byte_level") -> Path:
 def gemma2_config(**changes: object) -> PreTrainedConfig:
     """Gemma 2 with soft caps and a query scale of its own, changed as told."""
     return _gemma2(**changes)
+
+
+def gemma3_config(**changes: object) -> PreTrainedConfig:
+    """Gemma 3 with a sliding layer, a full one, and a rotary base for each, changed as told."""
+    return _gemma3(**changes)
 
 
 def llama_config(**changes: object) -> PreTrainedConfig:

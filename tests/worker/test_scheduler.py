@@ -261,3 +261,64 @@ def test_timings_add_up_to_the_time_in_the_worker() -> None:
     bench.run()
     ending = bench.endings[1]
     assert (ending.queued_ns, ending.prefill_ns, ending.decode_ns) == (1, 2, 2)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_a_request_of_ten_windows_never_holds_more_than_the_windows_pages(chunk: int) -> None:
+    """A window of 16 and a step's tokens: of pages of 4, at most so many as touch 15 + chunk tokens in a row."""
+    most = -(-(16 + chunk) // 4) + 1
+    bench = Bench(num_pages=most, page_size=4, sharing=False, windows=(16,), limits={"max_prefill_chunk": chunk})
+    bench.add(1, tokens(0, 160), 160)
+    held = []
+    while bench.step():
+        held.append(bench.memory.pool.num_pages - bench.memory.pool.num_free)
+    assert max(held) <= most
+    assert bench.outputs[1] == solo_run(tokens(0, 160), max_new_tokens=160, windows=[16])
+    assert bench.endings[1].preemptions == 0
+    bench.assert_idle()
+
+
+def test_between_the_chunks_of_a_prompt_pages_go_back_for_others_to_take() -> None:
+    bench = Bench(num_pages=7, page_size=4, sharing=False, windows=(8,), limits={"max_prefill_chunk": 4})
+    bench.add(1, tokens(0, 100), 2)
+    bench.step()
+    bench.add(2, tokens(200, 100), 2)  # 200 tokens in a cache of 28: each holds at most 4 pages
+    bench.run()
+    for uid, start in ((1, 0), (2, 200)):
+        assert bench.outputs[uid] == solo_run(tokens(start, 100), max_new_tokens=2, windows=[8])
+    assert bench.started[2]
+    assert max(len(plan.rows) for plan in bench.plans) == 2, "the two ran together"
+
+
+def test_mixed_layers_take_what_they_need_of_one_memory() -> None:
+    """Full layers keep 100 tokens; the window of 8 keeps 3 or 4 pages. Halves for each would be too small."""
+    bench = Bench(num_pages=30, page_size=4, sharing=False, windows=(None, 8), limits={"max_prefill_chunk": 4})
+    bench.add(1, tokens(0, 90), 11)
+    bench.run()
+    assert bench.outputs[1] == solo_run(tokens(0, 90), max_new_tokens=11, windows=[None, 8])
+    assert bench.endings[1].preemptions == 0
+
+
+def test_requests_with_windows_that_fit_alone_but_not_together_both_finish() -> None:
+    bench = Bench(num_pages=16, page_size=4, sharing=False, windows=(None, 8), limits={"max_prefill_chunk": 4})
+    for uid in (1, 2, 3):
+        bench.add(uid, tokens(100 * uid, 10), 36)
+    bench.run()
+    for uid in (1, 2, 3):
+        assert bench.outputs[uid] == solo_run(tokens(100 * uid, 10), max_new_tokens=36, windows=[None, 8])
+        assert bench.endings[uid].preemptions <= 4
+    assert sum(ending.preemptions for ending in bench.endings.values()) >= 1
+    bench.assert_idle()
+
+
+def test_a_request_of_mixed_layers_may_use_its_whole_capacity() -> None:
+    bench = Bench(num_pages=20, page_size=4, sharing=False, windows=(None, 10, 10, 10), limits={"max_prefill_chunk": 7})
+    capacity = bench.layout.capacity(num_sectors=20, step_len=7, limit=10_000)
+    for uid, prompt_len in enumerate((1, capacity // 2, capacity), start=1):
+        bench.add(uid, tokens(1000 * uid, prompt_len), capacity - prompt_len + 1)
+        bench.run()
+        expected = solo_run(
+            tokens(1000 * uid, prompt_len), max_new_tokens=capacity - prompt_len + 1, windows=[None, 10]
+        )
+        assert bench.outputs[uid] == expected
+        assert bench.endings[uid].preemptions == 0

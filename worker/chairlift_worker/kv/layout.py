@@ -12,9 +12,10 @@ A sector belongs to one request and one group at a time. Sectors that several re
 better, but get fragmented: a request that holds one block in each of many sectors can then find no room although the
 others are gone. So what a request needs is a number of sectors, and numbers of sectors add up.
 
-What is wasted: under MAX_REMAINDER of a sector where its width is no multiple of a group's blocks, and on average half
-a sector for each request and group. A sector is hardly larger than the largest group's block, so that half a sector is
-about half a page of a model with one kind of layers.
+What is wasted: the rest of a sector that holds no further block, under a tenth for the usual patterns of layers and a
+seventh for the most awkward numbers; and on average half a sector for each request and group. For the usual patterns a
+sector is hardly larger than the largest group's block, so that half a sector is half a page of a model with one kind of
+layers; it is never more than MAX_SCALE such blocks.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import Final
 
 from chairlift_worker.attention.layer import LayerFacts
 
-# Share of a sector that may stay unused at its end.
+# Share of a sector that may stay unused at its end, if a sector of up to so many of the largest blocks allows it.
 MAX_REMAINDER: Final = 0.1
+MAX_SCALE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def _sector_width(widths: Sequence[int], step: int) -> int:
     """The smallest multiple of `step` that blocks of all these widths fill well enough, else the one they fill best."""
     largest = max(widths)
     first = -(-largest // step)
-    choices = [step * count for count in range(first, max(first, 2 * largest // step) + 1)]
+    choices = [step * count for count in range(first, max(first, MAX_SCALE * largest // step) + 1)]
     remainders = [max(choice % width for width in widths) / choice for choice in choices]
     good = [choice for choice, remainder in zip(choices, remainders, strict=True) if remainder <= MAX_REMAINDER]
     return good[0] if good else choices[remainders.index(min(remainders))]

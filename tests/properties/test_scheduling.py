@@ -26,6 +26,8 @@ def workloads(draw: st.DrawFn, *, windows: tuple[int | None, ...] = (None,)) -> 
         page_size=page_size,
         sharing=windows == (None,) and draw(st.booleans()),
         windows=windows,
+        swap_slots=draw(st.sampled_from([0, 1, 4, 1000])),
+        depth=draw(st.sampled_from([1, 2])),
         limits={
             "max_batch_tokens": max_batch_tokens,
             "max_prefill_chunk": chunk,
@@ -53,13 +55,13 @@ def workloads(draw: st.DrawFn, *, windows: tuple[int | None, ...] = (None,)) -> 
     return bench, requests
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(workloads())
 def test_each_request_equals_its_solo_run(workload: tuple[Bench, list[dict]]) -> None:
     run_and_compare(*workload)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.sampled_from(MIXED).flatmap(lambda windows: workloads(windows=windows)))
 def test_with_windows_each_request_equals_its_solo_run(workload: tuple[Bench, list[dict]]) -> None:
     run_and_compare(*workload)

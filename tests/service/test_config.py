@@ -51,7 +51,8 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "listen": ["unix:/a", "localhost:0"], "admin_listen": "unix:/b", "insecure": True, "drain_timeout": 1.5,
         "start_timeout": 2.0, "result_ttl": 0.0, "result_memory": 1, "max_message_bytes": 65536,
         "max_waiting_requests": 5, "max_waiting_tokens": 6, "model_defaults": False, "log_level": "debug",
-        "log_format": "json",
+        "log_format": "json", "cpu_offload_space": 2.5, "cpu_offload_space_safety_threshold": 0.5,
+        "use_async_batching": True,
     }  # fmt: skip
     names = {*ServiceSettings.__struct_fields__, *WorkerSettings.__struct_fields__}
     assert set(values) == names, "a new setting needs its line here"

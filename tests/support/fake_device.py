@@ -8,7 +8,7 @@ its window had passed changes the output.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.plan import RowPlan, RowResult, StepPlan, StepResult
@@ -47,11 +47,19 @@ class FakeDevice:
     def __init__(self, *, layout: CacheLayout, num_sectors: int) -> None:
         self._layout = layout
         self._cells: list[tuple[int, dict[int, int]]] = [(-1, {}) for _ in range(num_sectors)]  # group, tokens
+        self._slots: dict[int, tuple[int, dict[int, int]]] = {}  # of the swap pool
+        self._carried: Mapping[int, int] = {}
         self.num_computed = 0
         self.fail_uids: set[int] = set()
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """One forward pass and its samples."""
+    def execute(self, plan: StepPlan, carried: Mapping[int, int]) -> StepResult:
+        """The copies, one forward pass and its samples."""
+        for sector, slot in plan.moves.outs:
+            group, tokens = self._cells[sector]
+            self._slots[slot] = (group, dict(tokens))
+        for slot, sector in plan.moves.ins:
+            self._cells[sector] = self._slots.pop(slot)
+        self._carried = carried
         for row in plan.rows:  # all writes come before all reads, as in a layer
             self.num_computed += row.num_tokens
             for group in range(len(self._layout.groups)):
@@ -67,7 +75,12 @@ class FakeDevice:
             sector, place = self._find(row, group, position)
             if self._cells[sector][0] != group:
                 self._cells[sector] = (group, {})
-            self._cells[sector][1][place] = row.tokens[position]
+            self._cells[sector][1][place] = self._token(row, position)
+
+    def _token(self, row: RowPlan, position: int) -> int:
+        if row.carry and position == row.start + row.num_tokens - 1:
+            return self._carried[row.uid]
+        return row.tokens[position]
 
     def _find(self, row: RowPlan, group: int, position: int) -> tuple[int, int]:
         sector_len = self._layout.groups[group].sector_len

@@ -13,6 +13,9 @@ from chairlift_worker.plan import StepPlan
 from chairlift_worker.request import Request
 from chairlift_worker.roster import Roster
 from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.swap.policy import ALWAYS_SWAP
+from chairlift_worker.swap.pool import SwapPool
+from chairlift_worker.swap.space import SwapSpace
 
 from support.fake_device import FakeDevice
 from support.layouts import layout_of
@@ -48,11 +51,14 @@ class Bench:
     sharing: bool = True
     windows: tuple[int | None, ...] = (None,)  # of the layers; None is full attention
     limits: dict[str, Any] = field(default_factory=dict)
+    swap_slots: int = 0
+    depth: int = 1  # steps in flight: 2 is async batching
 
     def __post_init__(self) -> None:
         self.layout = layout_of(*self.windows, page_size=self.page_size)
         self.memory = PagedMemory(num_pages=self.num_pages, layout=self.layout, sharing=self.sharing)
-        self.roster = Roster(memory=self.memory)
+        self.swap = SwapSpace(pool=SwapPool(num_slots=self.swap_slots), costs=ALWAYS_SWAP)
+        self.roster = Roster(memory=self.memory, swap=self.swap)
         defaults = {
             "max_batch_tokens": 64,
             "max_prefill_chunk": 64,
@@ -62,6 +68,8 @@ class Bench:
         }
         self.scheduler = Scheduler(limits=StepLimits(**{**defaults, **self.limits}), roster=self.roster)
         self.device = FakeDevice(layout=self.layout, num_sectors=self.num_pages)
+        self._in_flight: list[StepPlan] = []
+        self._carried: dict[int, int] = {}
         self.now = 1
         self.plans: list[StepPlan] = []
         self.outputs: dict[int, list[int]] = {}
@@ -80,10 +88,20 @@ class Bench:
         if plan is not None:
             self.plans.append(plan)
             self._check_windows(plan)
-            self.scheduler.apply(plan, self.device.execute(plan), self.now)
+            self._in_flight.append(plan)
+        drains = plan is None and bool(self._in_flight)
+        if drains or len(self._in_flight) >= self.depth:
+            self._finish_step()
             self.roster.check()
         self._collect()
-        return plan
+        return self.step() if drains else plan
+
+    def _finish_step(self) -> None:
+        """Runs the oldest step only now, after the next was planned: what that planned must not disturb it."""
+        plan = self._in_flight.pop(0)
+        result = self.device.execute(plan, self._carried)
+        self._carried = {row.uid: row.token_id for row in result.rows}
+        self.scheduler.apply(plan, result, self.now)
 
     def run(self, max_steps: int = 10_000) -> None:
         for _ in range(max_steps):
@@ -92,7 +110,7 @@ class Bench:
         raise AssertionError(f"not done after {max_steps} steps")
 
     def _check_windows(self, plan: StepPlan) -> None:
-        """However long a request is, of layers with a window it holds the pages of the window and of what is in flight."""
+        """However long it gets, a request holds of layers with a window what the window and steps in flight need."""
         for row in plan.rows:
             request = self.roster.active[row.uid]
             table, in_flight = request.table, request.planned - request.computed
@@ -105,6 +123,7 @@ class Bench:
         pool = self.memory.pool
         assert pool.num_free + pool.num_kept == pool.num_pages
         assert self.memory.index.num_promised == 0
+        assert self.swap.pool.num_used == 0
         assert len(self.roster.waiting) == len(self.roster.active) == 0
         assert self.scheduler.plan(self.now) is None
 

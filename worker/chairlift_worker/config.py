@@ -10,6 +10,7 @@ from chairlift_worker.host import FreeMemory
 from chairlift_worker.ipc.messages import SettingMsg
 from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.kv.layout import CacheLayout, make_layout
+from chairlift_worker.swap.sizing import size_pool
 
 CPU_PAGE_SIZE: Final = 16
 CPU_MAX_BATCH_TOKENS: Final = 512
@@ -53,6 +54,8 @@ class WorkerConfig:
     safety_margin: float
     allow_block_sharing: bool
     num_threads: int
+    num_swap_blocks: int  # sectors that the swap pool holds
+    use_async_batching: bool
     layout: CacheLayout
     cache_len: int  # slots of key-value cache that a request alone can use
     settings: tuple[SettingMsg, ...]  # the settings above and the rest, as users see them
@@ -100,14 +103,9 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     log.note("allow_block_sharing", *sharing)
     threads = (settings.num_threads, given) if settings.num_threads else (cores, "all cores of this process")
     log.note("num_threads", *threads)
-    log.note("scheduler_type", settings.scheduler_type, "as set, or the default")
-    log.note("return_logprobs", settings.return_logprobs, "as set, or the default")
     log.note("context_len", model.context_len, "as set" if settings.max_context else "the model's")
-    log.note("trust_remote_code", settings.trust_remote_code, "as set, or the default")
-    log.note("log_level", settings.log_level, "as set, or the default")
-    log.note("log_format", settings.log_format, "as set, or the default")
-    if settings.fault_injection:
-        log.note("fault_injection", settings.fault_injection, "as set: this worker makes faults on purpose")
+    num_swap_blocks = _num_swap_blocks(settings, log, memory, num_blocks, layout.sector_elements * model.item_bytes)
+    _note_plain(settings, log)
     return WorkerConfig(
         page_size=page_size,
         num_blocks=num_blocks,
@@ -118,6 +116,8 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
         safety_margin=margin[0],
         allow_block_sharing=sharing[0],
         num_threads=threads[0],
+        num_swap_blocks=num_swap_blocks,
+        use_async_batching=settings.use_async_batching,
         layout=layout,
         cache_len=layout.capacity(num_sectors=num_blocks, step_len=chunk[0], limit=model.context_len),
         settings=tuple(log.entries),
@@ -177,6 +177,37 @@ def _num_blocks(settings: WorkerSettings, log: _Log, model: ModelFacts, room: _R
             f"not one page of {block_bytes} bytes for each kind of layers fits beside {buffers} bytes of buffers"
         )
     return log.note("num_blocks", num_blocks, f"{num_blocks * block_bytes} bytes: {reason}{_of_what(layout)}")
+
+
+def _num_swap_blocks(
+    settings: WorkerSettings, log: _Log, memory: FreeMemory, num_blocks: int, sector_bytes: int
+) -> int:
+    log.note("cpu_offload_space", settings.cpu_offload_space, "as set, or the default")
+    log.note(
+        "cpu_offload_space_safety_threshold", settings.cpu_offload_space_safety_threshold, "as set, or the default"
+    )
+    number, reason = size_pool(
+        space=settings.cpu_offload_space,
+        threshold=settings.cpu_offload_space_safety_threshold,
+        available_bytes=memory.num_bytes - num_blocks * sector_bytes,
+        sector_bytes=sector_bytes,
+    )
+    return log.note("swap_blocks", number, reason)
+
+
+def _note_plain(settings: WorkerSettings, log: _Log) -> None:
+    """Settings that hold as they were set."""
+    for name in (
+        "scheduler_type",
+        "use_async_batching",
+        "return_logprobs",
+        "trust_remote_code",
+        "log_level",
+        "log_format",
+    ):
+        log.note(name, getattr(settings, name), "as set, or the default")
+    if settings.fault_injection:
+        log.note("fault_injection", settings.fault_injection, "as set: this worker makes faults on purpose")
 
 
 def _of_what(layout: CacheLayout) -> str:

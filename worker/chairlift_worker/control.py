@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Protocol
 
 from chairlift_worker.ipc.messages import (
@@ -81,7 +82,7 @@ class Control:
             return _refused(update.op, str(update.error))
         if update.error is not None:
             raise update.error
-        num_requests = self._roster.give_up_computed()
+        num_requests = self._roster.give_up_computed(time.monotonic_ns())
         num_pages = self._roster.memory.flush()
         return WeightsMsg(
             op=update.op, error="", num_tensors=update.num_tensors, num_requests=num_requests, num_pages=num_pages

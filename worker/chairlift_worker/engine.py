@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from chairlift_worker.control import Control
 from chairlift_worker.ipc.channel import WorkerChannel
@@ -19,7 +19,7 @@ from chairlift_worker.ipc.messages import (
     encode,
 )
 from chairlift_worker.ipc.status import Phase
-from chairlift_worker.plan import StepPlan, StepResult
+from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.request import Request
 from chairlift_worker.roster import Roster
 from chairlift_worker.scheduler import Scheduler
@@ -30,16 +30,8 @@ IDLE_WAIT_S: Final = 0.25
 UPDATE_WAIT_S: Final = 0.02
 
 
-class Executor(Protocol):
-    """Runs a plan: forward pass and sampling."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """The plan's result. An exception means that the worker cannot go on."""
-        ...
-
-
 class Engine:
-    """Owns the loop of one worker. Single-threaded: everything here happens between two steps, or is the step."""
+    """Owns the loop of one worker. One thread decides everything; only steps in flight may run in another."""
 
     def __init__(
         self,
@@ -47,14 +39,14 @@ class Engine:
         channel: WorkerChannel,
         roster: Roster,
         scheduler: Scheduler,
-        executor: Executor,
+        pipeline: Pipeline,
         control: Control,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._channel = channel
         self._roster = roster
         self._scheduler = scheduler
-        self._executor = executor
+        self._pipeline = pipeline
         self._control = control
         self._clock = clock
         self._steps = 0
@@ -69,20 +61,27 @@ class Engine:
                 self._rest()
 
     def turn(self) -> bool:
-        """Takes what came in and runs one step; False if there was none to run, or none may."""
+        """Takes what came in, begins a step and finishes one; False if there was neither, or none may begin."""
         self._receive()
         self._roster.expire(self._clock())
         plan = None if self._control.stands_still else self._scheduler.plan(self._clock())
-        if plan is None:
+        if plan is not None:
+            self._steps = plan.step
+            self._show(Phase.RUNNING, planned_tokens=plan.num_tokens)
+            self._pipeline.submit(plan)
+            self._books_checked = False
+        if self._pipeline and (plan is None or self._pipeline.is_full):
+            self._finish_step()
+        elif plan is None:
             self._emit()  # endings of requests that were cancelled or expired
             return False
-        self._steps = plan.step
-        self._show(Phase.RUNNING, planned_tokens=plan.num_tokens)
-        result = self._executor.execute(plan)
+        return True
+
+    def _finish_step(self) -> None:
+        """Waits for the oldest step in flight; what it brought is told at once."""
+        plan, result = self._pipeline.finish()
         self._scheduler.apply(plan, result, self._clock())
         self._emit()
-        self._books_checked = False
-        return True
 
     def _receive(self) -> None:
         """Takes in every message that is there."""
@@ -99,6 +98,8 @@ class Engine:
             case ShutdownMsg():
                 self._stopping = True
             case _:
+                while self._pipeline:  # what operators ask for is done between steps
+                    self._finish_step()
                 self._answer(self._control.handle(message))
 
     def _answer(self, answer: AnswerMsg | None) -> None:
@@ -134,7 +135,9 @@ class Engine:
             step=self._steps,
             steps=self._steps,
             planned_tokens=planned_tokens,
-            requests_waiting=len(self._roster.waiting),
+            requests_waiting=len(self._roster.waiting) - self._roster.num_swapped,
+            requests_swapped=self._roster.num_swapped,
+            swap_blocks_used=self._roster.swap.pool.num_used,
             requests_running=len(self._roster.active),
             blocks_total=pool.num_pages,
             blocks_free=pool.num_free,
@@ -144,4 +147,5 @@ class Engine:
             prompt_tokens=counters.prompt_tokens,
             cached_prompt_tokens=counters.cached_prompt_tokens,
             preemptions_recompute=counters.preemptions_recompute,
+            preemptions_swap=counters.preemptions_swap,
         )

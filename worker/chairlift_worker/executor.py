@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from chairlift_worker.faults import Faults
-from chairlift_worker.plan import RowPlan, SampleSpec, StepPlan, StepResult
+from chairlift_worker.plan import Moves, RowPlan, SampleSpec, StepPlan, StepResult
 from chairlift_worker.runner import Runner
+from chairlift_worker.runner.batch import NOTHING_CARRIED
 from chairlift_worker.sampling import Sampler
+from chairlift_worker.swap.mover import SwapMover
+from chairlift_worker.swap.policy import SwapCosts
 
 _GREEDY: Final = SampleSpec(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, index=0, logprob=False)
+_PROBE_TOKENS: Final = 64  # length of the prompt by which the cost of computing is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +27,15 @@ class StepTimes:
     build_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
+    swap_ns: int = 0
 
 
 class ModelExecutor:
     """The engine's executor over a real model."""
 
-    def __init__(self, *, runner: Runner, faults: Faults) -> None:
+    def __init__(self, *, runner: Runner, mover: SwapMover, faults: Faults) -> None:
         self._runner = runner
+        self._mover = mover
         self._faults = faults
         self._sampler = Sampler(on_row=faults.before_sampling)
         self.last_times = StepTimes()
@@ -45,10 +52,26 @@ class ModelExecutor:
         for rows in ((prompt,), (single,), (single,) * 4):
             self._sampler.sample(self._runner.forward(StepPlan(step=0, rows=rows)), rows)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def measure_swap_costs(self) -> SwapCosts:
+        """What computing a token of a prompt costs, and copying a sector; to be called before the first request."""
+        layout = self._runner.cache.layout
+        num_tokens = min(_PROBE_TOKENS, *(group.sector_len for group in layout.groups))
+        tokens = array("i", [0] * num_tokens)
+        tables = tuple(array("i", [number]) for number in range(len(layout.groups)))
+        row = RowPlan(uid=0, tokens=tokens, start=0, num_tokens=num_tokens, tables=tables, sample=_GREEDY)
+        plan = StepPlan(step=0, rows=(row,))
+        forward_ns = min(_timed(lambda: self._runner.forward(plan)) for _ in range(3))
+        moves = Moves(outs=((0, 0),), ins=())
+        copy_ns = min(_timed(lambda: self._mover.move(moves)) for _ in range(5))
+        return SwapCosts(token_ns=forward_ns / num_tokens, sector_ns=copy_ns)
+
+    def execute(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> StepResult:
         """The plan's result. Whatever the model raises passes through."""
         self._faults.before_forward(plan.step)
-        logits = self._runner.forward(plan)
+        begin = time.monotonic_ns()
+        self._mover.move(plan.moves)
+        swap_ns = time.monotonic_ns() - begin
+        logits = self._runner.forward(plan, carried)
         begin = time.monotonic_ns()
         result = StepResult(step=plan.step, rows=self._sampler.sample(logits, plan.rows))
         runner_times = self._runner.last_times
@@ -56,5 +79,13 @@ class ModelExecutor:
             build_ns=runner_times.build_ns,
             forward_ns=runner_times.forward_ns,
             sample_ns=time.monotonic_ns() - begin,
+            swap_ns=swap_ns,
         )
         return result
+
+
+def _timed(call: Callable[[], object]) -> int:
+    """Nanoseconds that a call takes."""
+    begin = time.monotonic_ns()
+    call()
+    return time.monotonic_ns() - begin

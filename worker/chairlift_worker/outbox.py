@@ -50,7 +50,7 @@ class Outbox:
                 queued_ns=max(0, started - request.params.arrival_ns),
                 prefill_ns=max(0, first - started),
                 decode_ns=max(0, now_ns - first),
-                swapped_ns=0,
+                swapped_ns=request.progress.swapped_ns,
                 preemptions=request.progress.preemptions,
                 cached_tokens=request.progress.cached_tokens,
             )

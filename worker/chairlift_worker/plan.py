@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,18 @@ class RowPlan:
     num_tokens: int  # at least 1
     tables: tuple[array[int], ...]  # int32 each; at least ceil((start + num_tokens) / n) entries
     sample: SampleSpec | None  # None: the row does not reach its last token, no logits are needed
+    carry: bool = False  # the row's last token is the one that the step before samples for the same uid
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Sectors to copy before the forward pass: first all of `outs`, then all of `ins`."""
+
+    outs: tuple[tuple[int, int], ...]  # (sector, slot of the swap pool)
+    ins: tuple[tuple[int, int], ...]  # (slot of the swap pool, sector)
+
+
+NO_MOVES: Final = Moves(outs=(), ins=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,7 @@ class StepPlan:
 
     step: int
     rows: tuple[RowPlan, ...]
+    moves: Moves = NO_MOVES
 
     @property
     def num_tokens(self) -> int:

@@ -13,6 +13,7 @@ class RequestState(enum.Enum):
     """Where a request stands."""
 
     WAITING = enum.auto()  # holds no pages
+    SWAPPED = enum.auto()  # holds no pages; the swap pool keeps what it had computed
     PREFILLING = enum.auto()  # active; more than its newest token is still to be computed
     DECODING = enum.auto()  # active; only its newest token is still to be computed
     FINISHED = enum.auto()
@@ -20,8 +21,14 @@ class RequestState(enum.Enum):
 
 _NEXT: Final = {
     RequestState.WAITING: {RequestState.PREFILLING, RequestState.FINISHED},
-    RequestState.PREFILLING: {RequestState.DECODING, RequestState.WAITING, RequestState.FINISHED},
-    RequestState.DECODING: {RequestState.WAITING, RequestState.FINISHED},
+    RequestState.SWAPPED: {RequestState.PREFILLING, RequestState.WAITING, RequestState.FINISHED},
+    RequestState.PREFILLING: {
+        RequestState.DECODING,
+        RequestState.WAITING,
+        RequestState.SWAPPED,
+        RequestState.FINISHED,
+    },
+    RequestState.DECODING: {RequestState.WAITING, RequestState.SWAPPED, RequestState.FINISHED},
     RequestState.FINISHED: set(),
 }
 
@@ -47,16 +54,37 @@ class PageTable:
         return sum(len(sectors) - first for sectors, first in zip(self.sectors, self.first, strict=True))
 
 
+class SavedPages:
+    """What the swap pool keeps of a request that gave up its pages."""
+
+    __slots__ = ("computed", "first", "slots")
+
+    def __init__(self, *, computed: int, first: list[int], slots: list[list[int]]) -> None:
+        self.computed = computed  # tokens
+        self.first = first  # for each group, the first entry of its table that is kept
+        self.slots = slots  # for each group, where the entries from `first` on lie
+
+
 class Progress:
     """When things happened, and how often; for the timings that the ending tells."""
 
-    __slots__ = ("announced", "cached_tokens", "first_token_ns", "preemptions", "started_ns")
+    __slots__ = (
+        "announced",
+        "cached_tokens",
+        "first_token_ns",
+        "preemptions",
+        "started_ns",
+        "swapped_at_ns",
+        "swapped_ns",
+    )
 
     def __init__(self) -> None:
         self.started_ns = 0  # 0: not started
         self.first_token_ns = 0  # 0: none yet
         self.cached_tokens = 0  # prompt tokens that the cache had at the first start
         self.preemptions = 0
+        self.swapped_ns = 0  # time in the swap pool so far
+        self.swapped_at_ns = 0  # since when it is there
         self.announced = False  # the service knows that it has started
 
 
@@ -71,9 +99,26 @@ class Request:
     | [0, prompt_len)     | the prompt                                 | nobody                       |
     | [prompt_len, total) | generated so far                           | Scheduler.apply              |
     | [0, computed)       | keys and values are in the table's sectors | Scheduler.apply, PagedMemory |
+    | [computed, planned) | steps in flight compute them               | Scheduler.plan, PagedMemory  |
+
+    While a step is in flight that samples the request's next token, `pending` is 1: the token has a place already,
+    [total], and a later plan may name it.
     """
 
-    __slots__ = ("_state", "computed", "params", "progress", "prompt_len", "stop_ids", "table", "tokens", "uid")
+    __slots__ = (
+        "_state",
+        "computed",
+        "params",
+        "pending",
+        "planned",
+        "progress",
+        "prompt_len",
+        "saved",
+        "stop_ids",
+        "table",
+        "tokens",
+        "uid",
+    )
 
     def __init__(self, params: AddRequestMsg) -> None:
         self.uid = params.uid
@@ -83,7 +128,10 @@ class Request:
         self.prompt_len = len(self.tokens)
         self.stop_ids = frozenset(params.stop_ids)
         self.computed = 0
+        self.planned = 0
+        self.pending = 0
         self.table = PageTable(0)
+        self.saved: SavedPages | None = None
         self.progress = Progress()
         self._state = RequestState.WAITING
 
@@ -102,6 +150,11 @@ class Request:
     def total(self) -> int:
         """Tokens of prompt and output."""
         return len(self.tokens)
+
+    @property
+    def expected(self) -> int:
+        """Tokens of prompt and output, and the one that a step in flight samples."""
+        return len(self.tokens) + self.pending
 
     @property
     def num_generated(self) -> int:

@@ -10,6 +10,7 @@ from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.kv.sharing import PrefixMatch
 from chairlift_worker.outbox import Outbox
 from chairlift_worker.request import Request, RequestState
+from chairlift_worker.swap.space import SwapSpace
 from chairlift_worker.waiting import WaitingQueue
 
 
@@ -22,17 +23,23 @@ class Counters:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     preemptions_recompute: int = 0
+    preemptions_swap: int = 0
 
 
 class Roster:
-    """Owns the worker's requests: each is waiting, without pages, or active, with pages."""
+    """Owns the worker's requests: each is waiting, without pages, or active, with pages.
 
-    def __init__(self, *, memory: PagedMemory) -> None:
+    A waiting request's pages may lie in the swap pool; it is SWAPPED then, and waits like any other.
+    """
+
+    def __init__(self, *, memory: PagedMemory, swap: SwapSpace) -> None:
         self.memory = memory
+        self.swap = swap
         self.outbox = Outbox()
         self.counters = Counters()
         self.waiting = WaitingQueue()
         self.active: dict[int, Request] = {}
+        self.num_swapped = 0
         self._requests: dict[int, Request] = {}
         self._deadlines: list[tuple[int, int]] = []  # heap of (deadline_ns, uid)
 
@@ -63,10 +70,14 @@ class Roster:
 
     def start(self, request: Request, match: PrefixMatch, now_ns: int) -> None:
         """A waiting request joins the batch, with the pages that the cache has of it."""
-        request.become(RequestState.PREFILLING)
         self.waiting.discard(request.uid)
         self.active[request.uid] = request
-        self.memory.attach(request, match)
+        if request.saved:
+            self.swap.restore(request, match, self.memory)
+            self._leave_swap(request, now_ns)
+        else:
+            self.memory.attach(request, match)
+        request.become(RequestState.PREFILLING)
         progress = request.progress
         if not progress.started_ns:
             progress.started_ns = now_ns
@@ -74,22 +85,37 @@ class Roster:
             self.counters.prompt_tokens += request.prompt_len
             self.counters.cached_prompt_tokens += request.computed
 
-    def preempt(self, request: Request) -> None:
-        """Takes a request's pages; it waits at its old place and is computed again, but for what is still cached."""
-        self._make_wait(request)
-        request.progress.preemptions += 1
-        self.counters.preemptions_recompute += 1
+    def preempt(self, request: Request, now_ns: int) -> None:
+        """Takes a request's pages; it waits at its old place.
 
-    def give_up_computed(self) -> int:
-        """Takes every active request's pages, since what they hold is of no use any more; returns their number.
+        What it has computed is copied to the swap pool if that pays and there is room; else it is computed again, but
+        for what is still cached.
+        """
+        if self.swap.save(request, self.memory):
+            self._make_wait(request, RequestState.SWAPPED)
+            self.num_swapped += 1
+            request.progress.swapped_at_ns = now_ns
+            self.counters.preemptions_swap += 1
+        else:
+            self._make_wait(request, RequestState.WAITING)
+            self.counters.preemptions_recompute += 1
+        request.progress.preemptions += 1
+
+    def give_up_computed(self, now_ns: int) -> int:
+        """Takes all requests' pages, since what they hold is of no use any more; returns how many had some.
 
         They wait at their old places and are computed again from their tokens. Nobody preempted them, so it does not
         count as if somebody had.
         """
-        requests = list(self.active.values())
-        for request in requests:
-            self._make_wait(request)
-        return len(requests)
+        active = list(self.active.values())
+        for request in active:
+            self._make_wait(request, RequestState.WAITING)
+        swapped = [request for request in self._requests.values() if request.saved]
+        for request in swapped:
+            self.swap.drop(request)
+            self._leave_swap(request, now_ns)
+            request.become(RequestState.WAITING)
+        return len(active) + len(swapped)
 
     def end(self, request: Request, reason: EndingReason, now_ns: int, error: str = "") -> None:
         """Lets the request and its pages go, and tells of it."""
@@ -97,24 +123,35 @@ class Roster:
         self.waiting.discard(request.uid)
         if self.active.pop(request.uid, None) is not None:
             self.memory.release(request)
+        if request.saved:
+            self.swap.drop(request)
+            self._leave_swap(request, now_ns)
         request.become(RequestState.FINISHED)
         self.outbox.ending(request, reason, now_ns, error)
 
-    def _make_wait(self, request: Request) -> None:
+    def _make_wait(self, request: Request, state: RequestState) -> None:
         del self.active[request.uid]
         self.memory.release(request)
-        request.become(RequestState.WAITING)
+        request.become(state)
         self.waiting.push(request)
+
+    def _leave_swap(self, request: Request, now_ns: int) -> None:
+        self.num_swapped -= 1
+        request.progress.swapped_ns += max(0, now_ns - request.progress.swapped_at_ns)
 
     def check(self) -> None:
         """Raises AssertionError unless every owner's books agree."""
         self.memory.check(self.active.values())
+        self.swap.check(self._requests.values())
         assert len(self.waiting) + len(self.active) == len(self._requests), "a request is in no queue, or in two"
         for request in self._requests.values():
             if request.uid in self.active:
                 assert request.state in {RequestState.PREFILLING, RequestState.DECODING}, f"{request.uid} is active"
             else:
-                assert request.state is RequestState.WAITING, f"{request.uid} waits"
+                expected = RequestState.SWAPPED if request.saved else RequestState.WAITING
+                assert request.state is expected, f"{request.uid} waits"
                 assert not request.table.sectors, f"request {request.uid} waits and holds pages"
+        num_swapped = sum(request.saved is not None for request in self._requests.values())
+        assert self.num_swapped == num_swapped, "swapped requests are counted wrongly"
         if not self.active:
             assert self.memory.index.num_promised == 0, "nobody is there to keep a promise"

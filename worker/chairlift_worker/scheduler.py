@@ -43,35 +43,46 @@ class Scheduler:
     def plan(self, now_ns: int) -> StepPlan | None:
         """The next step; None if there is nothing to compute. Reserves the pages that it names."""
         rows: dict[int, RowPlan] = {}
-        self._plan_active(rows)
+        self._plan_active(rows, now_ns)
         self._plan_waiting(rows, now_ns)
         if not rows:
             return None
         self._step += 1
-        return StepPlan(step=self._step, rows=tuple(sorted(rows.values(), key=lambda row: row.num_tokens > 1)))
+        return StepPlan(
+            step=self._step,
+            rows=tuple(sorted(rows.values(), key=lambda row: row.num_tokens > 1)),
+            moves=self._roster.swap.take_moves(),
+        )
 
     def apply(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
-        """Moves the requests on by what the step computed and sampled. Rows of requests that are over are dropped."""
+        """Moves the requests on by what the step computed and sampled, in the order of the plans.
+
+        Rows of requests that are over are dropped; of those that lost their pages meanwhile the token counts, for it
+        is right, but not what was computed.
+        """
         sampled = {row.uid: row for row in result.rows}
         roster = self._roster
+        roster.swap.commit(plan.moves)
         for row in plan.rows:
             roster.counters.computed_tokens += row.num_tokens
             request = roster.get(row.uid)
             if request is None:
                 continue
             outcome = sampled.get(row.uid)
+            request.pending -= outcome is not None
             if outcome is not None and outcome.error is not None:
                 roster.end(request, EndingReason.ERROR, now_ns, outcome.error)  # its new pages are not published
                 continue
-            request.computed = row.start + row.num_tokens
-            self._memory.commit(request)
+            if row.tables is request.table.sectors:
+                request.computed = row.start + row.num_tokens
+                self._memory.commit(request)
             if not request.progress.announced:
                 request.progress.announced = True
                 roster.outbox.started(request)
             if outcome is not None:
                 self._append(request, outcome, now_ns)
 
-    def _plan_active(self, rows: dict[int, RowPlan]) -> None:
+    def _plan_active(self, rows: dict[int, RowPlan], now_ns: int) -> None:
         """Gives active requests their tokens, first served first; by arrival among equals."""
         active = self._roster.active
         first = RequestState.PREFILLING if self._limits.scheduler_type == "prefill_first" else RequestState.DECODING
@@ -79,11 +90,11 @@ class Scheduler:
         for request in sorted(active.values(), key=lambda request: (request.state is not first, request.uid)):
             if budget == 0:
                 break
-            if request.uid not in active:  # gave its pages to one before it
+            if request.uid not in active or _is_complete(request):  # gave its pages to one before it; needs no more
                 continue
             num_tokens = self._share(request, budget)
-            if self._make_room(request, request.computed + num_tokens, rows):
-                rows[request.uid] = _row(request, num_tokens)
+            if self._make_room(request, request.planned + num_tokens, rows, now_ns):
+                rows[request.uid] = _take_row(request, num_tokens)
                 budget -= num_tokens
 
     def _plan_waiting(self, rows: dict[int, RowPlan], now_ns: int) -> None:
@@ -100,7 +111,7 @@ class Scheduler:
             if request is None or self._is_scarce():
                 break
             match = self._memory.match(request)
-            if match.being_computed:
+            if match.being_computed or _is_complete(request):
                 held.append(roster.waiting.pop())
                 continue
             demand = owed + self._memory.demand(request, self._limits.max_prefill_chunk)
@@ -110,17 +121,17 @@ class Scheduler:
                 break
             roster.start(request, match, now_ns)
             num_tokens = self._share(request, budget)
-            if not self._memory.grow(request, request.computed + num_tokens):
+            if not self._memory.grow(request, request.planned + num_tokens):
                 raise RuntimeError("the cache has less room than was counted")
             owed += self._memory.demand(request, self._limits.max_prefill_chunk)
-            rows[request.uid] = _row(request, num_tokens)
+            rows[request.uid] = _take_row(request, num_tokens)
             budget -= num_tokens
         for request in held:
             roster.waiting.push(request)
 
     def _share(self, request: Request, budget: int) -> int:
         """Tokens that the request gets in a step with this budget left."""
-        return min(request.total - request.computed, budget, self._limits.max_prefill_chunk)
+        return min(request.expected - request.planned, budget, self._limits.max_prefill_chunk)
 
     def _is_scarce(self) -> bool:
         """Whether so little is free that only what is active goes on."""
@@ -135,14 +146,17 @@ class Scheduler:
                 owed += self._memory.demand(request, self._limits.max_prefill_chunk)
         return owed
 
-    def _make_room(self, request: Request, num_tokens: int, rows: dict[int, RowPlan]) -> bool:
+    def _make_room(self, request: Request, num_tokens: int, rows: dict[int, RowPlan], now_ns: int) -> bool:
         """Grows the request's pages, if need be by taking those of requests that arrived after it."""
         while not self._memory.grow(request, num_tokens):
             victim = self._roster.active[max(self._roster.active)]
             if victim is request and len(self._roster.active) == 1:
+                if request.computed < request.planned:
+                    return False  # the step in flight lets its window move on, which gives room
                 raise RuntimeError(f"request {request.uid} alone does not fit the cache; it should have been refused")
-            rows.pop(victim.uid, None)
-            self._roster.preempt(victim)
+            if (row := rows.pop(victim.uid, None)) is not None:
+                _give_row_back(victim, row)
+            self._roster.preempt(victim, now_ns)
             if victim is request:
                 return False
         return True
@@ -162,25 +176,41 @@ class Scheduler:
             self._roster.end(request, EndingReason.LENGTH, now_ns)
 
 
-def _row(request: Request, num_tokens: int) -> RowPlan:
+def _is_complete(request: Request) -> bool:
+    """Whether the steps in flight bring the request's last token."""
+    return request.num_generated + request.pending >= request.params.max_new_tokens
+
+
+def _give_row_back(request: Request, row: RowPlan) -> None:
+    """Undoes `_take_row`: the step will not have this row."""
+    request.planned = row.start
+    request.pending -= row.sample is not None
+
+
+def _take_row(request: Request, num_tokens: int) -> RowPlan:
     """The request's share of a step: its next num_tokens tokens."""
     sampling = request.params.sampling
     spec = None
-    if request.computed + num_tokens == request.total:
+    start, end = request.planned, request.planned + num_tokens
+    carry = end > request.total
+    request.planned = end
+    if end == request.expected:
         spec = SampleSpec(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             seed=sampling.seed,
-            index=request.num_generated,
+            index=request.num_generated + request.pending,
             logprob=request.params.logprobs,
         )
+        request.pending += 1
     return RowPlan(
         uid=request.uid,
         tokens=request.tokens,
-        start=request.computed,
+        start=start,
         num_tokens=num_tokens,
         tables=request.table.sectors,
         sample=spec,
+        carry=carry,
     )

@@ -82,12 +82,12 @@ def one_line(value: Any) -> str:
 
 
 def _plain(hint: Any) -> Any:
-    """The type without annotations and without None."""
+    """The type without annotations and without None; a choice between several types stays one."""
     while typing.get_origin(hint) is Annotated:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        (hint,) = [part for part in typing.get_args(hint) if part is not types.NoneType]
-        return _plain(hint)
+        parts = [part for part in typing.get_args(hint) if part is not types.NoneType]
+        return _plain(parts[0]) if len(parts) == 1 else hint
     return hint
 
 

@@ -52,6 +52,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(description="below this share of free cache no new request is started; 0 turns it off"),
     ] = None
+    cpu_offload_space: Annotated[
+        Annotated[float, Meta(ge=0)] | Literal["auto"],
+        Meta(
+            description="GiB of host memory for what evicted requests have computed; 0 is off, auto takes what it may"
+        ),
+    ] = 0.0
+    cpu_offload_space_safety_threshold: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        Meta(description="share of available memory that cpu_offload_space may take"),
+    ] = 0.8
+    use_async_batching: Annotated[
+        bool, Meta(description="plan the next step while one runs; on a CPU it gains little, steps compete for cores")
+    ] = False
     allow_block_sharing: Annotated[
         bool, Meta(description="prefix cache, for models whose layers are all full attention")
     ] = True

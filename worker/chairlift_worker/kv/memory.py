@@ -66,7 +66,8 @@ class PagedMemory:
         now = at_most = 0
         for group, sectors, first in zip(self.layout.groups, table.sectors, table.first, strict=True):
             held = len(sectors) - first
-            computed, total = request.computed, request.total
+            computed = request.saved.computed if request.saved else request.planned
+            total = request.expected
             for_now = max(held, group.peak(computed, total, step_len))
             now += for_now - held
             at_most += max(for_now, group.peak(computed, request.max_total, 1)) - held
@@ -82,6 +83,23 @@ class PagedMemory:
             request.table.sectors[0].extend(entry.page for entry in match.pages)
             request.computed = match.num_pages * self.layout.groups[0].sector_len
             self.sharing.attach(request, match)
+        request.planned = request.computed
+
+    def reattach(self, request: Request, match: PrefixMatch) -> None:
+        """Starts the page tables of a request whose pages were saved, with room for all that it had computed.
+
+        The room must be available. What the caller copies into it counts as computed.
+        """
+        saved = request.saved
+        assert saved is not None, "only a request with saved pages gets them back"
+        self.attach(request, match)
+        for number, group in enumerate(self.layout.groups):
+            first = group.first_needed(saved.computed)
+            request.table.sectors[number].extend([GIVEN_BACK] * first)
+            request.table.first[number] = first
+        if not self.grow(request, saved.computed):
+            raise RuntimeError("the cache has less room than was counted")
+        request.computed = request.planned = max(request.computed, saved.computed)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Makes room for the request's first num_tokens tokens; all or nothing."""
@@ -116,7 +134,7 @@ class PagedMemory:
             for sector in reversed(sectors[first:]):
                 self.pool.drop(sector, keep=self.index.has_page(sector))
         request.table = PageTable(0)  # a new one: a plan in flight may still read the old
-        request.computed = 0
+        request.computed = request.planned = 0
 
     def flush(self) -> int:
         """Forgets the kept pages; returns their number. Pages in use stay findable until they are released."""

@@ -7,8 +7,10 @@ pages are handled by numpy.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,6 +19,8 @@ from chairlift_worker.attention.metadata import StepMetadata
 from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.plan import RowPlan, StepPlan
 from chairlift_worker.runner.tables import Ints, TableReader
+
+NOTHING_CARRIED: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +44,18 @@ class BatchBuilder:
         ]
         self._device = device
 
-    def build(self, plan: StepPlan) -> StepBatch:
-        """The batch of a plan. Raises ValueError where the plan breaks its own rules."""
+    def build(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> StepBatch:
+        """The batch of a plan, with the carried tokens of rows that need one, by uid.
+
+        Raises ValueError where the plan breaks its own rules.
+        """
         rows = plan.rows
         num_single = next((i for i, row in enumerate(rows) if row.num_tokens != 1), len(rows))
         singles, longer = rows[:num_single], rows[num_single:]
         _check(rows, longer)
         starts = np.fromiter((row.start for row in singles), np.int64, len(singles))
-        tokens = [np.fromiter((row.tokens[row.start] for row in singles), np.int64, len(singles))]
-        tokens += [_ints(row.tokens[row.start : row.start + row.num_tokens]) for row in longer]
+        tokens = [np.fromiter((_last_token(row, carried) for row in singles), np.int64, len(singles))]
+        tokens += [_row_tokens(row, carried) for row in longer]
         positions = [starts, *(np.arange(row.start, row.start + row.num_tokens) for row in longer)]
         lasts = np.cumsum([row.num_tokens for row in rows]) - 1
         sampled = lasts[[row.sample is not None for row in rows]]
@@ -68,6 +75,16 @@ def _ints(values: array[int]) -> Ints:
     return np.frombuffer(values, np.int32).astype(np.int64)
 
 
+def _last_token(row: RowPlan, carried: Mapping[int, int]) -> int:
+    """The row's last token. A row that could not be sampled carries none: what follows from it will be dropped."""
+    return max(0, carried[row.uid]) if row.carry else row.tokens[row.start + row.num_tokens - 1]
+
+
+def _row_tokens(row: RowPlan, carried: Mapping[int, int]) -> Ints:
+    known = row.tokens[row.start : row.start + row.num_tokens - row.carry]
+    return _ints(known if not row.carry else known + array("i", [_last_token(row, carried)]))
+
+
 def _check(rows: Sequence[RowPlan], longer: Sequence[RowPlan]) -> None:
     if not rows:
         raise ValueError("a plan without rows cannot run")
@@ -75,5 +92,5 @@ def _check(rows: Sequence[RowPlan], longer: Sequence[RowPlan]) -> None:
         raise ValueError("rows with one token come before the others, and no row is empty")
     for row in rows:
         end = row.start + row.num_tokens
-        if len(row.tokens) < end or row.start < 0:
+        if len(row.tokens) < end - row.carry or row.start < 0:
             raise ValueError(f"row {row.uid} runs to position {end} with {len(row.tokens)} tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.interface import STEP_KEYWORD, AttentionSwitch
 from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.plan import StepPlan
-from chairlift_worker.runner.batch import BatchBuilder
+from chairlift_worker.runner.batch import NOTHING_CARRIED, BatchBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,15 @@ class Runner:
         self.last_times = StepTimes()
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> torch.Tensor:
         """(sampling rows, vocabulary) float32 logits, in the plan's order; the step's keys and values are then cached.
+
+        `carried` has the last token of each row with `carry`, by uid.
 
         Raises ValueError for a plan that breaks its rules, and whatever the model raises.
         """
         began = time.monotonic_ns()
-        batch = self._builder.build(plan)
+        batch = self._builder.build(plan, carried)
         built = time.monotonic_ns()
         step = PagedStep(backend=self._backend, cache=self.cache, metadata=batch.metadata)
         with self._switch:

@@ -1,0 +1,38 @@
+"""The copies between the cache's sectors and the swap pool's slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from chairlift_worker.plan import Moves
+
+
+class SwapMover:
+    """Owns the pool's bytes: (slots, elements of a sector), allocated once and written once, so that they are there."""
+
+    def __init__(self, *, sectors: torch.Tensor, num_slots: int) -> None:
+        """`sectors` is the cache's memory, (sectors, elements). Pinned where that means something."""
+        self._sectors = sectors
+        pinned = sectors.device.type == "cuda"
+        self._slots = torch.empty((num_slots, sectors.shape[1]), dtype=sectors.dtype, pin_memory=pinned)
+        self._slots.zero_()
+
+    def move(self, moves: Moves) -> None:
+        """Copies out, then in, a run of neighbours at a time; before the step writes anything."""
+        for sector, slot, length in contiguous_runs(moves.outs):
+            self._slots[slot : slot + length].copy_(self._sectors[sector : sector + length])
+        for slot, sector, length in contiguous_runs(moves.ins):
+            self._sectors[sector : sector + length].copy_(self._slots[slot : slot + length])
+
+
+def contiguous_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(source, target) pairs as (source, target, length): both sides of a run go up by one each time."""
+    begin = 0
+    for place in range(1, len(pairs) + 1):
+        source, target = pairs[begin]
+        if place < len(pairs) and pairs[place] == (source + place - begin, target + place - begin):
+            continue
+        yield source, target, place - begin
+        begin = place

@@ -79,15 +79,11 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     log.note("model", settings.model, given)
     log.note("dtype", model.dtype, model.dtype_reason)
     log.note("attn_implementation", settings.attn_implementation, "as set, or the default")
-    page_size = (
-        log.note("page_size", settings.page_size, given)
-        if settings.page_size is not None
-        else log.note("page_size", CPU_PAGE_SIZE, "default on a CPU: small pages share more and waste less")
+    page_size = _given_or(
+        settings.page_size, CPU_PAGE_SIZE, log, "page_size", "default on a CPU: small pages share more and waste less"
     )
-    percent = (
-        log.note("max_memory_percent", settings.max_memory_percent, given)
-        if settings.max_memory_percent is not None
-        else log.note("max_memory_percent", MEMORY_PERCENT, "default with logit processing")
+    percent = _given_or(
+        settings.max_memory_percent, MEMORY_PERCENT, log, "max_memory_percent", "default with logit processing"
     )
     budget = int(memory.num_bytes * percent)
     max_batch_tokens = _max_batch_tokens(settings, log, model, budget)
@@ -122,6 +118,11 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
         cache_len=layout.capacity(num_sectors=num_blocks, step_len=chunk[0], limit=model.context_len),
         settings=tuple(log.entries),
     )
+
+
+def _given_or(given: T | None, default: T, log: _Log, name: str, why: str) -> T:
+    """What was set, else the default and the reason for it."""
+    return log.note(name, default, why) if given is None else log.note(name, given, "as set")
 
 
 def _max_batch_tokens(settings: WorkerSettings, log: _Log, model: ModelFacts, budget: int) -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from chairlift_worker.ipc.messages import EndingReason
-from chairlift_worker.kv.memory import Demand
 from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, StepPlan, StepResult
 from chairlift_worker.request import Request, RequestState
 from chairlift_worker.roster import Roster
@@ -104,8 +103,10 @@ class Scheduler:
         """
         roster = self._roster
         budget = self._limits.max_batch_tokens - sum(row.num_tokens for row in rows.values())
-        owed = self._owed()
         held: list[Request] = []
+        if not budget or not roster.waiting or len(roster.active) >= self._limits.max_requests_per_batch:
+            return
+        owed = self._memory.demand(roster.active.values(), self._limits.max_prefill_chunk)
         while budget and len(roster.active) < self._limits.max_requests_per_batch and len(held) < MAX_HELD:
             request = roster.waiting.first()
             if request is None or self._is_scarce():
@@ -114,7 +115,7 @@ class Scheduler:
             if match.being_computed or _is_complete(request):
                 held.append(roster.waiting.pop())
                 continue
-            demand = owed + self._memory.demand(request, self._limits.max_prefill_chunk)
+            demand = owed + self._memory.demand((request,), self._limits.max_prefill_chunk)
             careful = request.progress.preemptions >= CAREFUL_AFTER
             wanted = demand.at_most if careful else demand.now
             if roster.active and wanted - match.num_pages > self._memory.num_available_after(match):
@@ -123,7 +124,7 @@ class Scheduler:
             num_tokens = self._share(request, budget)
             if not self._memory.grow(request, request.planned + num_tokens):
                 raise RuntimeError("the cache has less room than was counted")
-            owed += self._memory.demand(request, self._limits.max_prefill_chunk)
+            owed += self._memory.demand((request,), self._limits.max_prefill_chunk)
             rows[request.uid] = _take_row(request, num_tokens)
             budget -= num_tokens
         for request in held:
@@ -137,14 +138,6 @@ class Scheduler:
         """Whether so little is free that only what is active goes on."""
         pool = self._memory.pool
         return bool(self._roster.active) and pool.num_available < self._limits.safety_margin * pool.num_pages
-
-    def _owed(self) -> Demand:
-        """What active requests do not hold yet: for the tokens they have, and for all they may ever get."""
-        owed = Demand(0, 0)
-        if self._roster.waiting:
-            for request in self._roster.active.values():
-                owed += self._memory.demand(request, self._limits.max_prefill_chunk)
-        return owed
 
     def _make_room(self, request: Request, num_tokens: int, rows: dict[int, RowPlan], now_ns: int) -> bool:
         """Grows the request's pages, if need be by taking those of requests that arrived after it."""

@@ -89,14 +89,14 @@ def test_demand_counts_for_each_group_what_is_not_held_yet() -> None:
     memory = memory_of(None, 10)
     request = Request(add_message(1, list(range(40)), 21))  # 60 slots in the end
     # full: 10 pages now, 15 at most; window: 9 + 8 tokens in a row touch at most 5 pages of 4
-    assert memory.demand(request, 8) == Demand(10 + 5, 15 + 5)
+    assert memory.demand([request], 8) == Demand(10 + 5, 15 + 5)
     memory.attach(request, NOTHING)
     assert memory.grow(request, 8)
-    assert memory.demand(request, 8) == Demand(8 + 3, 13 + 3)
+    assert memory.demand([request], 8) == Demand(8 + 3, 13 + 3)
     request.computed = 8
     memory.commit(request)
     compute(memory, request, 8)  # holds 4 full pages, and of the window those of 7 to 15: 3
-    assert memory.demand(request, 8) == Demand(6 + 2, 11 + 2)
+    assert memory.demand([request], 8) == Demand(6 + 2, 11 + 2)
 
 
 def test_a_memory_of_several_kinds_of_layers_does_not_share_prefixes() -> None:

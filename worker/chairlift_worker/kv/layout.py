@@ -63,6 +63,13 @@ class LayerGroup:
         seen = self.window - 1 + min(step_len, total - computed)  # by one step's tokens, themselves included
         return min(whole, (seen - 2) // self.sector_len + 2)  # wherever it begins in a sector
 
+    def peaks(self, *, computed: int, total: int, max_total: int, step_len: int) -> tuple[int, int]:
+        """The peak on the way to `total`, and that of the whole way, which goes on token by token to max_total."""
+        if self.window is None:  # said once more in short: this is asked for each active request in every step
+            return -(-total // self.sector_len), -(-max(total, max_total) // self.sector_len)
+        now = self.peak(computed, total, step_len)
+        return now, max(now, self.peak(computed, max_total, 1))
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:

@@ -46,6 +46,7 @@ class PagedMemory:
         self.layout = layout
         self.index = PrefixIndex()  # stays empty without sharing
         self.sharing = PrefixSharing(index=self.index, page_len=layout.groups[0].sector_len) if sharing else None
+        self._sliding = [(number, group) for number, group in enumerate(layout.groups) if group.window is not None]
         self._no_table = PageTable(len(layout.groups))
 
     def match(self, request: Request) -> PrefixMatch:
@@ -56,21 +57,23 @@ class PagedMemory:
         """Sectors that can be taken once the match's pages are in use."""
         return self.pool.num_available - sum(1 for entry in match.pages if self.pool.is_kept(entry.page))
 
-    def demand(self, request: Request, step_len: int) -> Demand:
-        """What the request does not hold yet and will, if its steps have up to step_len tokens.
+    def demand(self, requests: Iterable[Request], step_len: int) -> Demand:
+        """What these requests do not hold yet and will, if their steps have up to step_len tokens.
 
-        Sectors that its windows will give back before it takes others are not counted twice, so the sum over all
-        active requests can be had whatever their order, once it is available.
+        Sectors that a request's windows will give back before it takes others are not counted twice, so what all
+        active requests demand can be had whatever their order, once it is available.
         """
-        table = request.table if request.table.sectors else self._no_table
         now = at_most = 0
-        for group, sectors, first in zip(self.layout.groups, table.sectors, table.first, strict=True):
-            held = len(sectors) - first
+        groups = self.layout.groups
+        for request in requests:
+            table = request.table if request.table.sectors else self._no_table
             computed = request.saved.computed if request.saved else request.planned
-            total = request.expected
-            for_now = max(held, group.peak(computed, total, step_len))
-            now += for_now - held
-            at_most += max(for_now, group.peak(computed, request.max_total, 1)) - held
+            total, max_total = request.expected, request.max_total
+            for group, sectors, first in zip(groups, table.sectors, table.first, strict=True):
+                held = len(sectors) - first
+                peak, last = group.peaks(computed=computed, total=total, max_total=max_total, step_len=step_len)
+                now += max(0, peak - held)
+                at_most += max(0, last - held)
         return Demand(now, at_most)
 
     def attach(self, request: Request, match: PrefixMatch) -> None:
@@ -103,13 +106,14 @@ class PagedMemory:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Makes room for the request's first num_tokens tokens; all or nothing."""
-        tables = list(zip(self.layout.groups, request.table.sectors, strict=True))
-        missing = [max(0, group.sectors_for(num_tokens) - len(sectors)) for group, sectors in tables]
-        if sum(missing) > self.pool.num_available:
+        tables = request.table.sectors
+        wanted = [group.sectors_for(num_tokens) for group in self.layout.groups]
+        missing = sum([max(0, count - len(sectors)) for count, sectors in zip(wanted, tables, strict=True)])
+        if missing > self.pool.num_available:
             return False
-        for (_, sectors), count in zip(tables, missing, strict=True):
-            for _ in range(count):
-                sectors.append(self._take())
+        if missing:
+            for count, sectors in zip(wanted, tables, strict=True):
+                sectors.extend([self._take() for _ in range(count - len(sectors))])
         return True
 
     def commit(self, request: Request) -> None:
@@ -118,7 +122,7 @@ class PagedMemory:
             self.sharing.publish(request)
             return
         table = request.table
-        for number, group in enumerate(self.layout.groups):
+        for number, group in self._sliding:
             needed = group.first_needed(request.computed)
             for place in range(table.first[number], needed):
                 self.pool.drop(table.sectors[number][place], keep=False)

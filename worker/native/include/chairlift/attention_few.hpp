@@ -11,43 +11,68 @@ constexpr int kFewHeads = 6;  // heads at a time: what the registers hold
 #else
 constexpr int kFewHeads = 3;
 #endif
-constexpr int kKeys = 4;            // keys at a time
-constexpr int kValues = 32;         // values at a time: they stay in the first-level cache for all heads
-constexpr int kPrefetch = 24;       // keys ahead
+constexpr int kKeys = 4;       // keys at a time
+constexpr int kValues = 64;    // values at a time: they stay in the first-level cache for all heads
+constexpr int kAhead = 24;     // keys or values that are fetched before they are needed
 constexpr int kScoreStride = kSplit + kMaxLanes;
 
-// Fetches what keys[i] points to, or the value after the last key; `keys` are followed by their values.
+// Always inline: GCC takes a function of nothing but prefetches for one without effect, and drops calls of it.
 template <class T>
-inline void prefetch(const T* const* keys, int num_keys, int i, std::int64_t unit, int head_dim) {
-  if (i >= 2 * num_keys) return;
-  const T* from = i < num_keys ? keys[i] : keys[i - num_keys] + unit;
+[[gnu::always_inline]] inline void prefetch(const T* from, int head_dim) {
   const auto* bytes = reinterpret_cast<const char*>(from);
   for (std::size_t at = 0; at < static_cast<std::size_t>(head_dim) * sizeof(T); at += 64) {
     __builtin_prefetch(bytes + at);
   }
 }
 
-// kHeads queries with four keys; queries as load_pair<T> has them.
+// How the elements from d on are loaded: all 2 * kLanes of them, or those that are left of head_dim.
+struct Whole {
+  template <Half kHalf, class T>
+  Floats load(const T* from) const {
+    return load_half<kHalf>(from);
+  }
+};
+struct Rest {
+  int left;
+
+  template <Half kHalf, class T>
+  Floats load(const T* from) const {
+    return load_half<kHalf>(from, left);
+  }
+};
+
+// sums += products of kHeads queries and kKeys keys over kLanes elements. A query stays in its register for all keys.
+template <Half kHalf, int kHeads, class T, class Loader>
+[[gnu::always_inline]] inline void add_products(const T* const* keys, int d, const float* query, int width,
+                                                Loader loader, Floats (&sums)[kHeads][kKeys]) {
+  Floats queries[kHeads];
+#pragma GCC unroll 8
+  for (int h = 0; h < kHeads; ++h) {
+    queries[h] = load(query + h * width + d + (kHalf == Half::kLow ? 0 : kLanes));
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < kKeys; ++k) {
+    const Floats key = loader.template load<kHalf>(keys[k] + d);
+#pragma GCC unroll 8
+    for (int h = 0; h < kHeads; ++h) {
+      sums[h][k] = fma(key, queries[h], sums[h][k]);
+    }
+  }
+}
+
+// kHeads queries with kKeys keys; queries in the order of load_half.
 template <int kHeads, class T>
 inline void dot(const T* const* keys, const float* query, const QueryTile& tile, float* scores) {
   Floats sums[kHeads][kKeys] = {};
-  const auto add = [&](int d, const auto& load_key) {
-#pragma GCC unroll 4
-    for (int k = 0; k < kKeys; ++k) {
-      const Pair key = load_key(keys[k] + d);
-#pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) {
-        const float* q = query + h * tile.width + d;
-        sums[h][k] = fma(key.high, load(q + kLanes), fma(key.low, load(q), sums[h][k]));
-      }
-    }
-  };
   int d = 0;
   for (; d + 2 * kLanes <= tile.head_dim; d += 2 * kLanes) {
-    add(d, [](const T* key) { return load_pair(key); });
+    add_products<Half::kLow>(keys, d, query, tile.width, Whole{}, sums);
+    add_products<Half::kHigh>(keys, d, query, tile.width, Whole{}, sums);
   }
   if (d < tile.head_dim) {
-    add(d, [left = tile.head_dim - d](const T* key) { return load_pair(key, left); });
+    const Rest rest{tile.head_dim - d};
+    add_products<Half::kLow>(keys, d, query, tile.width, rest, sums);
+    add_products<Half::kHigh>(keys, d, query, tile.width, rest, sums);
   }
 #pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
@@ -55,60 +80,63 @@ inline void dot(const T* const* keys, const float* query, const QueryTile& tile,
   }
 }
 
-// values[h] += sum over n keys of weights[h][key] * value[key], for kPairs pairs of vectors from element d on.
-template <int kHeads, int kPairs, class T, class Load>
-inline void accumulate(const T* const* keys, std::int64_t unit, int n, const float* weights, int width, float* values,
-                       const Load& load_value) {
-  Pair sums[kHeads][kPairs];
+// sums[h] += sum over n values of weights[h][i] * values[i], for kPairs times 2 * kLanes elements from d on. The values
+// after them are fetched meanwhile if asked for: once is enough for all heads.
+template <int kHeads, int kPairs, class T, class Loader>
+inline void accumulate(const T* const* values, int d, int n, const float* weights, const QueryTile& tile, float* out,
+                       bool fetch, Loader loader) {
+  constexpr int kStep = 2 * kLanes;
+  Floats sums[kHeads][2 * kPairs];
 #pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
 #pragma GCC unroll 4
-    for (int p = 0; p < kPairs; ++p) {
-      sums[h][p] = load_pair(values + h * width + p * 2 * kLanes);
+    for (int v = 0; v < 2 * kPairs; ++v) {
+      sums[h][v] = load(out + h * tile.width + d + v * kLanes);
     }
   }
   for (int k = 0; k < n; ++k) {
-    const T* value = keys[k] + unit;
-    Pair parts[kPairs];
-#pragma GCC unroll 4
-    for (int p = 0; p < kPairs; ++p) {
-      parts[p] = load_value(value + p * 2 * kLanes);
-    }
+    const T* value = values[k] + d;
+    if (fetch) prefetch(values[k + kAhead], tile.head_dim);
+    Floats weight[kHeads];
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
-      const Floats weight = splat(weights[h * kScoreStride + k]);
-#pragma GCC unroll 4
-      for (int p = 0; p < kPairs; ++p) {
-        sums[h][p].low = fma(weight, parts[p].low, sums[h][p].low);
-        sums[h][p].high = fma(weight, parts[p].high, sums[h][p].high);
+      weight[h] = splat(weights[h * kScoreStride + k]);
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < kPairs; ++p) {
+      const Floats low = loader.template load<Half::kLow>(value + p * kStep);
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) {
+        sums[h][2 * p] = fma(weight[h], low, sums[h][2 * p]);
+      }
+      const Floats high = loader.template load<Half::kHigh>(value + p * kStep);
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) {
+        sums[h][2 * p + 1] = fma(weight[h], high, sums[h][2 * p + 1]);
       }
     }
   }
 #pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
 #pragma GCC unroll 4
-    for (int p = 0; p < kPairs; ++p) {
-      store(values + h * width + p * 2 * kLanes, sums[h][p].low);
-      store(values + h * width + p * 2 * kLanes + kLanes, sums[h][p].high);
+    for (int v = 0; v < 2 * kPairs; ++v) {
+      store(out + h * tile.width + d + v * kLanes, sums[h][v]);
     }
   }
 }
 
 template <int kHeads, class T>
-inline void weigh(const T* const* keys, std::int64_t unit, int n, const float* weights, const QueryTile& tile,
-                  float* values) {
-  const auto whole = [](const T* value) { return load_pair(value); };
-  constexpr int step = 2 * kLanes;
+inline void weigh(const T* const* values, int n, const float* weights, const QueryTile& tile, float* out, bool fetch) {
+  constexpr int kStep = 2 * kLanes;
   int d = 0;
-  for (; d + 2 * step <= tile.head_dim; d += 2 * step) {
-    accumulate<kHeads, 2>(keys, unit + d, n, weights, tile.width, values + d, whole);
+  for (; d + 2 * kStep <= tile.head_dim; d += 2 * kStep) {
+    accumulate<kHeads, 2>(values, d, n, weights, tile, out, fetch && d == 0, Whole{});
   }
-  for (; d + step <= tile.head_dim; d += step) {
-    accumulate<kHeads, 1>(keys, unit + d, n, weights, tile.width, values + d, whole);
+  for (; d + kStep <= tile.head_dim; d += kStep) {
+    accumulate<kHeads, 1>(values, d, n, weights, tile, out, fetch && d == 0, Whole{});
   }
   if (d < tile.head_dim) {
-    accumulate<kHeads, 1>(keys, unit + d, n, weights, tile.width, values + d,
-                          [left = tile.head_dim - d](const T* value) { return load_pair(value, left); });
+    accumulate<kHeads, 1>(values, d, n, weights, tile, out, fetch && d == 0, Rest{tile.head_dim - d});
   }
 }
 
@@ -150,13 +178,25 @@ inline void soften(float* scores, int n, const QueryTile& tile, float* highest_o
   *total_out = sum(total);
 }
 
+// Addresses of n keys, then of their values, then more that may be fetched: the order in which they are needed.
+template <class T>
+inline void find_all(const KeySpan& span, int n, const T** at) {
+  find_keys<T>(span, span.first, span.last, at);
+  for (int i = 0; i < n; ++i) {
+    at[n + i] = at[i] + span.unit;
+  }
+  for (int i = 0; i < kAhead + kKeys; ++i) {
+    at[2 * n + i] = at[2 * n - 1];
+  }
+}
+
 template <class T>
 void attend_few(const QueryTile& tile, const KeySpan& span, const Partial& partial, float* scratch) {
-  const T* keys[kSplit + kKeys];
+  const T* at[2 * kSplit + kAhead + kKeys];
   const int n = span.last - span.first;
-  find_keys<T>(span, span.first, span.last, keys);
-  for (int i = n; i % kKeys != 0; ++i) {
-    keys[i] = keys[n - 1];  // its score is never looked at
+  find_all(span, n, at);
+  for (int i = 0; i < kAhead; ++i) {
+    prefetch(at[i], tile.head_dim);
   }
   float* scores = scratch;
   float* query = scratch + tile.lines * kScoreStride;
@@ -165,10 +205,14 @@ void attend_few(const QueryTile& tile, const KeySpan& span, const Partial& parti
   }
   for (int k = 0; k < n; k += kKeys) {
     for (int i = 0; i < kKeys; ++i) {
-      prefetch(keys, n, k + kPrefetch + i, span.unit, tile.head_dim);
+      prefetch(at[k + kAhead + i], tile.head_dim);
+    }
+    const T* keys[kKeys];
+    for (int i = 0; i < kKeys; ++i) {
+      keys[i] = at[k + i < n ? k + i : n - 1];  // the score of a key that is not there is never looked at
     }
     for_heads(0, tile.lines, [&]<int kHeads>(int line) {
-      dot<kHeads>(keys + k, query + line * tile.width, tile, scores + line * kScoreStride + k);
+      dot<kHeads>(keys, query + line * tile.width, tile, scores + line * kScoreStride + k);
     });
   }
   for (int line = 0; line < tile.lines; ++line) {
@@ -177,12 +221,9 @@ void attend_few(const QueryTile& tile, const KeySpan& span, const Partial& parti
   std::memset(partial.values, 0, static_cast<std::size_t>(tile.lines * tile.width) * sizeof(float));
   for (int k = 0; k < n; k += kValues) {
     const int count = n - k < kValues ? n - k : kValues;
-    for (int i = 0; i < kValues; ++i) {
-      prefetch(keys, n, n + k + kValues + i, span.unit, tile.head_dim);
-    }
     for_heads(0, tile.lines, [&]<int kHeads>(int line) {
-      weigh<kHeads>(keys + k, span.unit, count, scores + line * kScoreStride + k, tile,
-                    partial.values + line * tile.width);
+      weigh<kHeads>(at + n + k, count, scores + line * kScoreStride + k, tile, partial.values + line * tile.width,
+                    line == 0);
     });
   }
   for (int line = 0; line < tile.lines; ++line) {

@@ -55,29 +55,30 @@ inline Floats load(const Bf16* from) {
 #endif
 }
 
-// Two vectors of consecutive elements, in an order of its own: see `unpair`.
-struct Pair {
-  Floats low;
-  Floats high;
-};
+// Two vectors of consecutive elements, one at a time and in an order of its own: see `unpair`. Of bfloat16 the even
+// elements, then the odd ones: that takes a shift or a mask, and no widening.
+enum class Half { kLow, kHigh };
 
-inline Pair load_pair(const float* from) { return {load(from), load(from + kLanes)}; }
-
-// Even elements, odd elements: that takes one shift and one mask, and no widening.
-inline Pair load_pair(const Bf16* from) {
-  const auto words = load_as<Words>(from);
-  return {(Floats)(words << 16), (Floats)(words & 0xFFFF0000U)};
+template <Half kHalf>
+inline Floats load_half(const float* from) {
+  return load(kHalf == Half::kLow ? from : from + kLanes);
 }
 
-// The first n of 2 * kLanes elements, and zeros.
-template <class T>
-inline Pair load_pair(const T* from, int n) {
+template <Half kHalf>
+inline Floats load_half(const Bf16* from) {
+  const auto words = load_as<Words>(from);
+  return (Floats)(kHalf == Half::kLow ? words << 16 : words & 0xFFFF0000U);
+}
+
+// The same of the first n of 2 * kLanes elements, and zeros.
+template <Half kHalf, class T>
+inline Floats load_half(const T* from, int n) {
   T padded[2 * kLanes] = {};
   __builtin_memcpy(padded, from, static_cast<std::size_t>(n) * sizeof(T));
-  return load_pair(padded);
+  return load_half<kHalf>(padded);
 }
 
-// width floats from natural order into that of load_pair<T>, and back.
+// width floats from natural order into that of load_half, and back.
 inline void pair(const float*, const float* in, float* out, int width) {
   __builtin_memcpy(out, in, static_cast<std::size_t>(width) * sizeof(float));
 }

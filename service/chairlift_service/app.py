@@ -150,11 +150,11 @@ class App:
         max_bytes = configuration.service.max_message_bytes
         server = main_server(self._core.main_servicers(), max_message_bytes=max_bytes)
         self._servers.append(server)
-        addresses = [self._listeners.bind(server, address) for address in configuration.listen]
+        addresses = [self._listeners.bind(server, address, setting="listen") for address in configuration.listen]
         if configuration.admin_listen is not None:
             admin = admin_server(self._core.admin_servicer(), self._core.admin_health, max_message_bytes=max_bytes)
             self._servers.append(admin)
-            where = self._listeners.bind(admin, configuration.admin_listen)
+            where = self._listeners.bind(admin, configuration.admin_listen, setting="admin_listen")
             _log.info("admin service", address=str(where))
         for each in self._servers:
             await each.start()

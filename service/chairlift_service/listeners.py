@@ -15,7 +15,7 @@ _SOCKET_UMASK: Final = 0o177  # leaves mode 0600
 
 
 class ListenError(Exception):
-    """An address cannot be listened on. The text is one line that names it."""
+    """An address cannot be listened on. The text is one line that names it and, from `Listeners.bind`, its setting."""
 
 
 class PortServer(Protocol):
@@ -48,11 +48,14 @@ class Listeners:
     def __init__(self) -> None:
         self._files: list[SocketFile] = []
 
-    def bind(self, server: PortServer, address: Address) -> Address:
-        """Binds, and returns the address with its real port. Raises ListenError."""
-        if isinstance(address, UnixAddress):
-            return self._bind_unix(server, address)
-        return _bind_tcp(server, address)
+    def bind(self, server: PortServer, address: Address, *, setting: str) -> Address:
+        """Binds, and returns the address with its real port. `setting` is who asked for it. Raises ListenError."""
+        try:
+            if isinstance(address, UnixAddress):
+                return self._bind_unix(server, address)
+            return _bind_tcp(server, address)
+        except ListenError as error:
+            raise ListenError(f"{setting} = {error}") from error
 
     def remove_files(self) -> None:
         """Removes the files of Unix sockets."""
@@ -66,7 +69,7 @@ class Listeners:
             server.add_insecure_port(str(address))
             self._files.append(SocketFile(address.path))
         except (RuntimeError, OSError) as error:
-            raise ListenError(f"listen = {address}: cannot be bound: {_reason(error, address)}") from error
+            raise ListenError(f"{address}: cannot be bound: {_reason(error, address)}") from error
         finally:
             os.umask(before)
         return address
@@ -77,7 +80,7 @@ def _bind_tcp(server: PortServer, address: TcpAddress) -> Address:
     try:
         port = server.add_insecure_port(str(address))
     except RuntimeError as error:
-        raise ListenError(f"listen = {address}: cannot be bound") from error
+        raise ListenError(f"{address}: cannot be bound") from error
     return TcpAddress(address.host, port)
 
 
@@ -87,10 +90,10 @@ def _try_bind(address: TcpAddress) -> None:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         errors = [error for info in found if (error := _bind_error(info[0], info[4])) is not None]
     except OSError as error:
-        raise ListenError(f"listen = {address}: {error.strerror or error}") from error
+        raise ListenError(f"{address}: {error.strerror or error}") from error
     in_use = [error for error in errors if error.errno == errno.EADDRINUSE]
     if in_use or len(errors) == len(found):
-        raise ListenError(f"listen = {address}: {(in_use or errors)[0].strerror}")
+        raise ListenError(f"{address}: {(in_use or errors)[0].strerror}")
 
 
 def _bind_error(family: int, where: object) -> OSError | None:
@@ -110,9 +113,9 @@ def _clear_way(address: UnixAddress) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ListenError(f"listen = {address}: {error.strerror}") from error
+        raise ListenError(f"{address}: {error.strerror}") from error
     if not stat.S_ISSOCK(mode):
-        raise ListenError(f"listen = {address}: the file exists and is no socket")
+        raise ListenError(f"{address}: the file exists and is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -121,8 +124,8 @@ def _clear_way(address: UnixAddress) -> None:
             Path(address.path).unlink(missing_ok=True)
             return
         except OSError as error:
-            raise ListenError(f"listen = {address}: the socket exists: {error}") from error
-    raise ListenError(f"listen = {address}: another process listens there")
+            raise ListenError(f"{address}: the socket exists: {error}") from error
+    raise ListenError(f"{address}: another process listens there")
 
 
 def _reason(error: Exception, address: UnixAddress) -> str:

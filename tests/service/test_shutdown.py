@@ -253,6 +253,9 @@ async def test_a_port_or_file_that_is_taken_is_named_in_one_line(tmp_path: Path)
             async with program("--listen", address) as running:
                 code, _, errors = await running.end(timeout_s=15)
             assert (code, errors) == (1, [f"chairlift-serve: listen = {address}: {why}"])
+        async with program("--listen", f"unix:{tmp_path}/s", "--admin-listen", address) as running:
+            code, _, errors = await running.end(timeout_s=15)
+        assert (code, errors) == (1, [f"chairlift-serve: admin_listen = {address}: {why}"])
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -20,7 +20,7 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was asked of the worker. None means: resolve it."""
 
-    model: Annotated[str, Meta(description="folder, .gguf file, hub id, or `demo`")]
+    model: Annotated[str, Meta(min_length=1, description="folder, .gguf file, hub id, or `demo`")]
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="type of weights and computation; auto takes what this processor computes natively"),
@@ -30,7 +30,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="attention backend: sdpa, or eager, the plain reference"),
     ] = "sdpa"
     page_size: Annotated[
-        Annotated[int, Meta(ge=4)] | None, Meta(description="tokens of key-value cache per page, at least 4")
+        Annotated[int, Meta(ge=4, le=2**16)] | None, Meta(description="tokens of key-value cache per page, at least 4")
     ] = None
     num_blocks: Annotated[
         PositiveInt | None, Meta(description="pages of key-value cache; unset: what memory allows")
@@ -39,7 +39,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Annotated[float, Meta(gt=0, le=1)] | None,
         Meta(description="share of the free memory that the cache may take, if num_blocks is unset"),
     ] = None
-    max_batch_tokens: Annotated[PositiveInt | None, Meta(description="query tokens per forward pass")] = None
+    max_batch_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=2**20)] | None, Meta(description="query tokens per forward pass")
+    ] = None
     max_prefill_chunk: Annotated[
         PositiveInt | None, Meta(description="largest share of a step that one request gets")
     ] = None
@@ -53,7 +55,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="below this share of free cache no new request is started; 0 turns it off"),
     ] = None
     cpu_offload_space: Annotated[
-        Annotated[float, Meta(ge=0)] | Literal["auto"],
+        Annotated[float, Meta(ge=0, le=2**20)] | Literal["auto"],
         Meta(
             description="GiB of host memory for what evicted requests have computed; 0 is off, auto takes what it may"
         ),
@@ -70,7 +72,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = True
     return_logprobs: Annotated[bool, Meta(description="log-probability of each token by default")] = False
     max_context: Annotated[PositiveInt | None, Meta(description="lowers the model's context length")] = None
-    num_threads: Annotated[PositiveInt | None, Meta(description="threads of the forward pass; unset: all cores")] = None
+    num_threads: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None, Meta(description="threads of the forward pass; unset: all cores")
+    ] = None
     trust_remote_code: Annotated[bool, Meta(description="run Python code that a model folder brings")] = False
     log_level: Annotated[LogLevel, Meta(description="least level that is logged, by both processes")] = "info"
     log_format: Annotated[LogFormat, Meta(description="auto: human in a terminal, JSON otherwise")] = "auto"

@@ -292,6 +292,15 @@ def test_places_are_held_while_requests_are_validated_and_given_back_when_that_f
     assert admission.num_requests == 0
 
 
+def test_more_requests_than_may_ever_wait_are_too_many_for_one_call() -> None:
+    admission = Admission(max_requests=2, max_tokens=10)
+    with pytest.raises(ServiceError, match="3 requests in one call; at most 2 may wait") as caught, admission.places(3):
+        pass
+    assert caught.value.reason is Reason.MESSAGE_TOO_LARGE
+    assert caught.value.retry_after is None  # the same call can never be taken
+    assert admission.num_requests == 0
+
+
 def test_ids_are_taken_while_live_and_twins_are_found() -> None:
     books = Books()
     books.add(1, detached=True)

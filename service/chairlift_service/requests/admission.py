@@ -24,7 +24,16 @@ class Admission:
 
     @contextlib.contextmanager
     def places(self, num_requests: int) -> Iterator[None]:
-        """Holds places while requests are validated. Raises ServiceError with QUEUE_FULL if there are too few."""
+        """Holds places while requests are validated.
+
+        Raises ServiceError: QUEUE_FULL if there are too few now, MESSAGE_TOO_LARGE if there never are so many.
+        """
+        if num_requests > self._max_requests:
+            raise ServiceError(
+                Reason.MESSAGE_TOO_LARGE,
+                f"{num_requests} requests in one call; at most {self._max_requests} may wait",
+                metadata={"max_waiting_requests": str(self._max_requests)},
+            )
         if self.num_requests + num_requests > self._max_requests:
             raise ServiceError(
                 Reason.QUEUE_FULL, f"{self.num_requests} requests wait, the limit is {self._max_requests}"

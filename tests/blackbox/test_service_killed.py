@@ -81,15 +81,16 @@ def test_kill_9_while_the_model_is_loaded_takes_the_worker_with_it() -> None:
         expect_gone(workers)
 
 
-def test_sigterm_to_the_whole_group_drains_and_ends_well() -> None:
-    """A terminal's Ctrl-C and a container's stop reach every process of the group."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_every_process_drains_and_ends_well(number: signal.Signals) -> None:
+    """As service managers send it: systemd stops a unit with SIGTERM to all of its processes."""
     with live_server(tiny_model("llama"), "--dtype", "float32") as server:
         workers = psutil.Process(server.process.pid).children(recursive=True)
         with Client(server.target) as client, client.generate([5, 6], max_new_tokens=150, **GREEDY) as events:
             next(events)
-            server.process.send_signal(signal.SIGINT)
+            server.process.send_signal(number)
             for worker in workers:
-                worker.send_signal(signal.SIGINT)
+                worker.send_signal(number)
             received = sum(len(getattr(event, "token_ids", ())) for event in events)
         assert received == 150, "an open stream goes on"
         assert server.process.wait(30) == 0

@@ -28,7 +28,9 @@ def main() -> int:
     parser.add_argument("--channel", required=True, help="descriptors of the shared memory")
     parser.add_argument("--settings", required=True, help="WorkerSettings as JSON")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the service's to handle
+    # The service's to handle: a terminal's Ctrl-C, and the SIGTERM that service managers send to every process.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     channel = WorkerChannel.attach(arguments.channel)
     try:

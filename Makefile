@@ -13,7 +13,7 @@ SOURCES := pyproject.toml $(shell find protos worker/native -name '*.proto' -o -
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint unit test-native clean
+.PHONY: demo test lint unit soak test-native clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python bench/demo.py $(BIN)
@@ -32,6 +32,12 @@ lint: $(INSTALLED_DEV)
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile
 	cd protos && ../$(BIN)/buf lint
+
+# Random workloads for the whole engine, other ones each time: half an hour to an hour on two quiet cores, at most two
+# hours for each model.
+SOAK_WORKLOADS ?= 5000
+soak: $(INSTALLED_DEV)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/properties/test_engine.py -s --workloads=$(SOAK_WORKLOADS)
 
 # The native stress tests at length, about a minute; `make test` has a short form. Longer: make test-native NATIVE_RECORDS=100000000
 NATIVE_RECORDS ?= 2000000

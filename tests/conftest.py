@@ -6,10 +6,16 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the native stress tests run."""
+    """How long the native stress tests run, and how many workloads the engine's property is tried on."""
     parser.addoption(
         "--native-records",
         type=int,
         default=40_000,
         help="records that each native stress test sends; 2,000,000 take about a minute",
+    )
+    parser.addoption(
+        "--workloads",
+        type=int,
+        default=0,
+        help="random workloads for the whole engine; 0: the usual ones, the same each time",
     )

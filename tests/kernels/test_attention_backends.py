@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from chairlift_worker.attention.backends import BACKENDS, make_backend
-from chairlift_worker.attention.base import AttentionCall, AttentionOptions, PagedStep
+from chairlift_worker.attention.base import AttentionCall, AttentionOptions
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.kv.layout import make_layout
@@ -68,7 +68,8 @@ def test_every_row_is_what_the_formula_says(
         [replace(LAYER, sliding_window=3 if options.sliding_window else 5), layer], page_size=PAGE_SIZE
     )
     cache = PagedCache(layout=layout, num_sectors=NUM_SECTORS, dtype=torch.float32)
-    builder = BatchBuilder(layout=layout, num_sectors=NUM_SECTORS, device=torch.device("cpu"))
+    backend = make_backend(name)
+    builder = BatchBuilder(layout=layout, num_sectors=NUM_SECTORS, device=torch.device("cpu"), form=backend.form)
     sectors, group = Sectors(layout, NUM_SECTORS), layout.groups[cache.group_of[1]]
     rows, packed, wanted = [], [], []
     for uid, (start, num_tokens) in enumerate(ranges):
@@ -88,7 +89,7 @@ def test_every_row_is_what_the_formula_says(
         wanted.append(formula(*whole, start, options))
     query, key, value = (torch.cat(parts) for parts in zip(*packed, strict=True))
     batch = builder.build(StepPlan(step=1, rows=tuple(rows)))
-    step = PagedStep(backend=make_backend(name), cache=cache, metadata=batch.metadata)
+    step = backend.step(cache, batch.metadata)
     got = step.attend(AttentionCall(layer=1, query=query, key=key, value=value, options=options))
     torch.testing.assert_close(got.double(), torch.cat(wanted), atol=2e-6, rtol=1e-5)
 

@@ -52,7 +52,8 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "start_timeout": 2.0, "result_ttl": 0.0, "result_memory": 1, "max_message_bytes": 65536,
         "max_waiting_requests": 5, "max_waiting_tokens": 6, "model_defaults": False, "log_level": "debug",
         "log_format": "json", "cpu_offload_space": 2.5, "cpu_offload_space_safety_threshold": 0.5,
-        "use_async_batching": True,
+        "use_async_batching": True, "auto_switch_to_flash": False, "max_prompt_length": 11, "max_generated_length": 12,
+        "max_blocks_per_request": 0, "model_config": ["sliding_window=4096", 'a="b"'],
     }  # fmt: skip
     names = {*ServiceSettings.__struct_fields__, *WorkerSettings.__struct_fields__}
     assert set(values) == names, "a new setting needs its line here"
@@ -71,8 +72,15 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
     for config in (load(flags, {}), load([], environment), load([], {"CHAIRLIFT_CONFIG": str(path)})):
         both = (config.service, config.worker)
         got = {name: getattr(struct, name) for struct in both for name in struct.__struct_fields__}
-        assert got == values | {"listen": tuple(values["listen"])}
+        assert got == values | {name: tuple(values[name]) for name in ("listen", "model_config")}
         assert config.listen == (UnixAddress("/a"), TcpAddress("localhost", 0))
+
+
+def test_entries_with_commas_are_a_json_array_in_the_environment() -> None:
+    entries = ('layer_types=["full_attention", "sliding_attention"]', "sliding_window=4096")
+    variable = r'["layer_types=[\"full_attention\", \"sliding_attention\"]", "sliding_window=4096"]'
+    assert load(MODEL, {"CHAIRLIFT_MODEL_CONFIG": variable}).worker.model_config == entries
+    assert load([*MODEL, *(f"--model-config={entry}" for entry in entries)], {}).worker.model_config == entries
 
 
 @pytest.mark.parametrize(
@@ -87,6 +95,9 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         ([*MODEL, "--max-batch-tokens", "99999999999999"], {}, ["max_batch_tokens = 99999999999999", "<= 1048576"]),
         ([*MODEL, "--num-threads", "100000"], {}, ["num_threads = 100000", "<= 4096"]),
         ([*MODEL, "--cpu-offload-space", "inf"], {}, ["cpu_offload_space = inf", "<= 1048576"]),
+        ([*MODEL, "--attn-implementation", "flash"], {}, ["attn_implementation = flash", "flash_attention_2"]),
+        ([*MODEL, "--max-blocks-per-request", "-1"], {}, ["max_blocks_per_request = -1", ">= 0"]),
+        ([*MODEL, "--max-prompt-length", "0"], {}, ["max_prompt_length = 0", ">= 1"]),
         ([*MODEL, "--dtype", "int4"], {}, ["dtype = int4", "--dtype", "bfloat16"]),
         ([*MODEL, "--safety-margin", "1.5"], {}, ["safety_margin = 1.5", "<= 1"]),
         ([*MODEL, "--safety-margin", "nan"], {}, ["safety_margin = nan"]),

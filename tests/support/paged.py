@@ -14,6 +14,7 @@ from chairlift_worker.model import load_model
 from chairlift_worker.plan import RowPlan, SampleSpec, StepPlan
 from chairlift_worker.runner import Runner
 
+MAX_BLOCKS, MAX_ROWS = 20, 6  # of the decode fast path
 GREEDY = SampleSpec(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, index=0, logprob=False)
 
 
@@ -57,10 +58,18 @@ class Desk:
     """A runner with a shuffled supply of sectors."""
 
     def __init__(self, folder: Path, *, backend: str = "sdpa", page_size: int = 4, num_pages: int = 64) -> None:
+        """`backend` is a name; `native, in place` takes the decode fast path where there are no windows."""
+        name, _, in_place = backend.partition(", ")
         self.model = load_model(WorkerSettings(model=str(folder), dtype="float32"))
         self.layout = make_layout(self.model.layers, page_size=page_size)
+        fast = in_place and not self.model.has_sliding_layers
         self.runner = Runner(
-            model=self.model.module, layout=self.layout, backend=make_backend(backend), num_sectors=num_pages
+            model=self.model.module,
+            layout=self.layout,
+            backend=make_backend(name),
+            num_sectors=num_pages,
+            max_blocks_per_request=MAX_BLOCKS if fast else 0,
+            max_requests=MAX_ROWS if fast else 0,
         )
         self._sectors = Sectors(self.layout, num_pages)
         self._uids = 0

@@ -70,7 +70,7 @@ def bench_of(folder: Path, *, page_size: int, chunk: int, spare: int | None = No
     bench = Bench(num_pages=num_sectors, page_size=page_size, sharing=False, windows=windows, limits=limits)
     assert [group.sector_len for group in bench.layout.groups] == [group.sector_len for group in layout.groups]
     bench.device = GreedyDevice(
-        Runner(model=model.module, layout=layout, backend=make_backend("sdpa"), num_sectors=num_sectors)
+        Runner(model=model.module, layout=layout, backend=make_backend("native"), num_sectors=num_sectors)
     )
     return bench
 

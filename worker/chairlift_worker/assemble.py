@@ -9,6 +9,7 @@ import structlog
 import torch
 
 from chairlift_worker.attention.backends import make_backend
+from chairlift_worker.attention.choice import find_faults
 from chairlift_worker.config import ModelFacts, SettingError, WorkerConfig, resolve
 from chairlift_worker.control import Control
 from chairlift_worker.engine import Engine
@@ -59,9 +60,9 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
     config = resolve(settings, model=_facts(model), memory=free_memory(), cores=num_cores())
     for entry in config.settings:
         _log.info("setting", name=entry.name, value=entry.value, reason=entry.reason)
-    if model.has_sliding_layers:
-        _log.info("decode fast path is off", reason="the model has sliding-window layers, whose pages come and go")
-    executor = _executor(settings, config, model, faults)
+    for warning in config.warnings:
+        _log.warning(warning)
+    executor = _executor(config, model, faults)
     channel.status.set(phase=Phase.WARMING)
     executor.warm_up()
     memory = PagedMemory(num_pages=config.num_blocks, layout=config.layout, sharing=config.allow_block_sharing)
@@ -72,7 +73,7 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
         scheduler=_scheduler(config, roster),
         executor=executor,
         pipeline_depth=2 if config.use_async_batching else 1,
-        control=Control(roster=roster, weights=LiveWeights(module=model.module)),
+        control=Control(roster=roster, weights=LiveWeights(module=model.module, overridden=model.overridden)),
         ready=ReadyMsg(model=model.card(cache_len=config.cache_len), settings=config.settings),
     )
 
@@ -88,12 +89,14 @@ def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
     )
 
 
-def _executor(settings: WorkerSettings, config: WorkerConfig, model: LoadedModel, faults: Faults) -> ModelExecutor:
+def _executor(config: WorkerConfig, model: LoadedModel, faults: Faults) -> ModelExecutor:
     runner = Runner(
         model=model.module,
         layout=config.layout,
-        backend=make_backend(settings.attn_implementation),
+        backend=make_backend(config.attn_implementation),
         num_sectors=config.num_blocks,
+        max_blocks_per_request=config.max_blocks_per_request,
+        max_requests=config.max_requests_per_batch,
     )
     mover = SwapMover(sectors=runner.cache.sectors, num_slots=config.num_swap_blocks)
     return ModelExecutor(runner=runner, mover=mover, faults=faults)
@@ -124,4 +127,5 @@ def _facts(model: LoadedModel) -> ModelFacts:
         logits_bytes=model.vocab_size * (item + 4),  # as the model gives them, and in float32
         dtype=model.dtype_name,
         dtype_reason=model.dtype_reason,
+        attention_faults=find_faults(device=model.module.device, dtype=model.dtype),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
+from chairlift_worker.attention.choice import Chosen, choose_backend, choose_max_blocks
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.host import FreeMemory
 from chairlift_worker.ipc.messages import SettingMsg
@@ -39,17 +41,20 @@ class ModelFacts:
     logits_bytes: int  # buffers of one sampling row
     dtype: str
     dtype_reason: str
+    attention_faults: Mapping[str, str]  # backends that cannot run it, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """Every setting's value; see `WorkerSettings` for what each means."""
 
+    attn_implementation: str
     page_size: int
     num_blocks: int
     max_batch_tokens: int
     max_prefill_chunk: int
     max_requests_per_batch: int
+    max_blocks_per_request: int  # 0: no decode fast path
     scheduler_type: Literal["fifo", "prefill_first"]
     safety_margin: float
     allow_block_sharing: bool
@@ -59,6 +64,7 @@ class WorkerConfig:
     layout: CacheLayout
     cache_len: int  # slots of key-value cache that a request alone can use
     settings: tuple[SettingMsg, ...]  # the settings above and the rest, as users see them
+    warnings: tuple[str, ...]  # what is not as it was asked
 
 
 class _Log:
@@ -66,10 +72,17 @@ class _Log:
 
     def __init__(self) -> None:
         self.entries: list[SettingMsg] = []
+        self.warnings: list[str] = []
 
     def note(self, name: str, value: T, reason: str) -> T:
         self.entries.append(SettingMsg(name=name, value=str(value), reason=reason))
         return value
+
+    def choice(self, name: str, chosen: Chosen[T]) -> T:
+        """Notes what was chosen, and what has to be said of it."""
+        if chosen.warning is not None:
+            self.warnings.append(chosen.warning)
+        return self.note(name, chosen.value, chosen.reason)
 
 
 def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, cores: int) -> WorkerConfig:
@@ -78,7 +91,7 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     given = "as set"
     log.note("model", settings.model, given)
     log.note("dtype", model.dtype, model.dtype_reason)
-    log.note("attn_implementation", settings.attn_implementation, "as set, or the default")
+    backend = log.choice("attn_implementation", _backend(settings, model))
     page_size = _given_or(
         settings.page_size, CPU_PAGE_SIZE, log, "page_size", "default on a CPU: small pages share more and waste less"
     )
@@ -93,6 +106,7 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     room = _Room(layout=layout, free=memory, budget=budget, max_batch_tokens=max_batch_tokens, chunk=chunk[0])
     num_blocks = _num_blocks(settings, log, model, room)
     max_requests = _max_requests(settings, log, max_batch_tokens, num_blocks // len(layout.groups))
+    max_blocks = log.choice("max_blocks_per_request", _max_blocks(settings, backend, layout))
     margin = _safety_margin(settings)
     log.note("safety_margin", *margin)
     sharing = _sharing(settings, layout)
@@ -103,11 +117,13 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     num_swap_blocks = _num_swap_blocks(settings, log, memory, num_blocks, layout.sector_elements * model.item_bytes)
     _note_plain(settings, log)
     return WorkerConfig(
+        attn_implementation=backend,
         page_size=page_size,
         num_blocks=num_blocks,
         max_batch_tokens=max_batch_tokens,
         max_prefill_chunk=chunk[0],
         max_requests_per_batch=max_requests,
+        max_blocks_per_request=max_blocks,
         scheduler_type=settings.scheduler_type,
         safety_margin=margin[0],
         allow_block_sharing=sharing[0],
@@ -117,6 +133,25 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
         layout=layout,
         cache_len=layout.capacity(num_sectors=num_blocks, step_len=chunk[0], limit=model.context_len),
         settings=tuple(log.entries),
+        warnings=tuple(log.warnings),
+    )
+
+
+def _backend(settings: WorkerSettings, model: ModelFacts) -> Chosen[str]:
+    try:
+        return choose_backend(
+            settings.attn_implementation, auto_switch=settings.auto_switch_to_flash, faults=model.attention_faults
+        )
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+
+
+def _max_blocks(settings: WorkerSettings, backend: str, layout: CacheLayout) -> Chosen[int]:
+    return choose_max_blocks(
+        settings.max_blocks_per_request,
+        backend=backend,
+        layout=layout,
+        max_lengths=(settings.max_prompt_length, settings.max_generated_length),
     )
 
 
@@ -199,6 +234,9 @@ def _num_swap_blocks(
 def _note_plain(settings: WorkerSettings, log: _Log) -> None:
     """Settings that hold as they were set."""
     for name in (
+        "auto_switch_to_flash",
+        "max_prompt_length",
+        "max_generated_length",
         "scheduler_type",
         "use_async_batching",
         "return_logprobs",
@@ -206,7 +244,9 @@ def _note_plain(settings: WorkerSettings, log: _Log) -> None:
         "log_level",
         "log_format",
     ):
-        log.note(name, getattr(settings, name), "as set, or the default")
+        value = getattr(settings, name)
+        log.note(name, "unset" if value is None else value, "as set, or the default")
+    log.note("model_config", ", ".join(settings.model_config) or "unset", "as set, or the default")
     if settings.fault_injection:
         log.note("fault_injection", settings.fault_injection, "as set: this worker makes faults on purpose")
 

@@ -13,7 +13,7 @@ from msgspec import NODEFAULT
 from chairlift_service.addresses import Address, parse_address
 from chairlift_service.config.fields import ConfigError, Field, fields_of, one_line
 from chairlift_service.config.settings import ServiceSettings
-from chairlift_service.config.sources import ENV_PREFIX, Source, parse_environment, parse_file, parse_flags
+from chairlift_service.config.sources import ENV_PREFIX, Source, listed, parse_environment, parse_file, parse_flags
 
 DEFAULT: Final = "default"
 _SERVICE_FIELDS: Final = tuple(fields_of(ServiceSettings))
@@ -83,7 +83,7 @@ def _pick(field: Field, *, flags: Source, environment: Source, file: Source) -> 
         if given := source.given.get(field.name):
             value = given.value
             if source is environment and field.is_list:
-                value = [part.strip() for part in value.split(",")]
+                value = listed(value)
             found.append((field.parse(value, origin=given.origin, text=text), given.origin))
     if found:
         return found[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def parse_flags(argv: Sequence[str], groups: Mapping[str, Sequence[Field]]) -> C
 
 
 def parse_environment(environ: Mapping[str, str], names: Iterable[str]) -> Source:
-    """Reads CHAIRLIFT_... variables; lists are separated by commas. Raises ConfigError for a name it does not know."""
+    """Reads CHAIRLIFT_... variables; see `listed` for lists. Raises ConfigError for a name it does not know."""
     known = {*names, *ALIASES}
     given = {}
     for variable, value in environ.items():
@@ -88,6 +89,18 @@ def parse_environment(environ: Mapping[str, str], names: Iterable[str]) -> Sourc
             raise ConfigError(f"unknown setting in the environment: {variable} = {one_line(value)}")
         given[name] = Given(value, variable)
     return _source(given, name_of=_variable)
+
+
+def listed(value: str) -> list[str]:
+    """A variable's list: parts between commas, or a JSON array of strings where parts have commas of their own."""
+    if value.lstrip().startswith('["'):
+        try:
+            parts = json.loads(value)
+        except ValueError:
+            parts = None
+        if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
+            return parts
+    return [part.strip() for part in value.split(",")]
 
 
 def parse_file(path: str, names: Iterable[str]) -> Source:

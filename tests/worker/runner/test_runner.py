@@ -5,10 +5,11 @@ import random
 import pytest
 import torch
 from chairlift_worker.plan import RowPlan, StepPlan
-from support.paged import Desk, some_ids
+from support.paged import MAX_BLOCKS, MAX_ROWS, Desk, some_ids
 from support.tiny_models import CONFIGS, gemma2_config, generate_ids, reference_logits, tiny_model, write_model
 
-BACKENDS = ("eager", "sdpa")
+BACKENDS = ("eager", "sdpa", "native")
+PATHS = (*BACKENDS, "native, in place")  # the decode fast path where it can be
 TOLERANCE = 1e-4
 
 
@@ -23,7 +24,7 @@ def test_a_whole_prompt_has_the_models_own_logits(kind: str, backend: str, page_
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 16])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", PATHS)
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_chunks_of_any_size_have_the_models_own_logits(kind: str, backend: str, chunk: int) -> None:
     ids = some_ids(35, seed=1)
@@ -35,7 +36,7 @@ def test_chunks_of_any_size_have_the_models_own_logits(kind: str, backend: str, 
         torch.testing.assert_close(logits[0], expected[sequence.computed - 1], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", PATHS)
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_rows_of_all_sorts_in_one_step_each_have_the_logits_of_their_sequence_alone(kind: str, backend: str) -> None:
     desk = Desk(tiny_model(kind), backend=backend, page_size=4, num_pages=200)
@@ -55,11 +56,12 @@ def test_rows_of_all_sorts_in_one_step_each_have_the_logits_of_their_sequence_al
             torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "native", "native, in place"])
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
-def test_greedy_decoding_on_pages_gives_the_ids_of_generate(kind: str) -> None:
+def test_greedy_decoding_on_pages_gives_the_ids_of_generate(kind: str, backend: str) -> None:
     prompt = some_ids(13, seed=2)
     expected = generate_ids(tiny_model(kind), prompt, 20)
-    desk = Desk(tiny_model(kind))
+    desk = Desk(tiny_model(kind), backend=backend)
     sequence = desk.sequence(prompt + [0] * 20)
     size, got = len(prompt), []
     for _ in range(20):
@@ -68,6 +70,27 @@ def test_greedy_decoding_on_pages_gives_the_ids_of_generate(kind: str) -> None:
         sequence.tokens[sequence.computed] = got[-1]
         size = 1
     assert got == expected.ids
+
+
+def test_batches_of_short_one_token_rows_alone_take_the_decode_fast_path() -> None:
+    """It has room for MAX_ROWS rows of MAX_BLOCKS pages of 4 tokens."""
+    desk = Desk(tiny_model("llama"), backend="native, in place", num_pages=200)
+    longest = 4 * MAX_BLOCKS
+    rows = [desk.sequence(some_ids(longest + 1, seed=seed)) for seed in range(MAX_ROWS + 1)]
+    taken = desk.runner.steps_by_path
+    desk.step(*(row.row(longest - 3) for row in rows))
+    assert taken == {"varlen": 1}
+    desk.step(*(row.row(1) for row in rows[:MAX_ROWS]))
+    assert taken == {"varlen": 1, "decode": 1}
+    desk.step(rows[0].row(1), rows[-1].row(2))  # not of one token
+    desk.step(*(row.row(1) for row in rows))  # a row too many
+    assert taken == {"varlen": 3, "decode": 1}
+    desk.step(rows[1].row(1))  # the last token of the last page
+    assert taken == {"varlen": 3, "decode": 2}
+    logits = desk.step(rows[0].row(1), rows[2].row(1))  # one row has a page too many
+    assert taken == {"varlen": 4, "decode": 2}
+    expected = reference_logits(tiny_model("llama"), rows[0].tokens.tolist())[-1]
+    torch.testing.assert_close(logits[0], expected, atol=TOLERANCE, rtol=0)
 
 
 def test_only_rows_that_sample_reach_the_output_layer() -> None:
@@ -85,7 +108,7 @@ def test_a_step_in_which_no_row_samples_gives_no_logits() -> None:
     assert desk.step(desk.sequence(some_ids(9)).row(5, sample=False)).shape == (0, 384)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", PATHS)
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_a_row_does_not_see_its_neighbours(kind: str, backend: str) -> None:
     def logits_of_a(neighbour_seed: int) -> torch.Tensor:
@@ -97,7 +120,7 @@ def test_a_row_does_not_see_its_neighbours(kind: str, backend: str) -> None:
     torch.testing.assert_close(logits_of_a(1), logits_of_a(2), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", PATHS)
 def test_a_neighbour_whose_numbers_are_broken_breaks_only_itself(backend: str) -> None:
     desk = Desk(tiny_model("llama"), backend=backend, num_pages=16)
     desk.runner.cache.sectors[:16] = float("nan")  # as if earlier requests had left them; the null one is nobody's
@@ -126,7 +149,7 @@ def test_plain_calls_of_the_model_are_the_same_before_between_and_after_steps() 
     assert (module.config.to_dict(), module.config._attn_implementation) == before
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", PATHS)
 def test_gemma2_caps_hold_and_matter(backend: str, tmp_path) -> None:
     ids = some_ids(40, seed=3)
     logits = {}

@@ -7,7 +7,7 @@ import torch
 from support.paged import Desk, some_ids
 from support.tiny_models import gemma3_config, reference_logits, tiny_model, write_model
 
-BACKENDS = ("eager", "sdpa")
+BACKENDS = ("eager", "sdpa", "native")
 WINDOW = 10  # of all the tiny models with sliding layers
 LENGTHS = (WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW)
 TOLERANCE = 1e-4
@@ -60,8 +60,9 @@ def test_rows_whose_windows_stand_at_different_places_each_have_their_own_logits
             desk.forget(s)
 
 
-def test_a_row_that_would_look_at_what_was_given_back_is_refused() -> None:
-    desk = Desk(tiny_model("mistral"), page_size=4)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_that_would_look_at_what_was_given_back_is_refused(backend: str) -> None:
+    desk = Desk(tiny_model("mistral"), backend=backend, page_size=4)
     for size in (1, 5):
         sequence = desk.sequence(some_ids(40))
         desk.step(sequence.row(30))

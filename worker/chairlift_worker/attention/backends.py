@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from chairlift_worker.attention.base import AttentionBackend
+from chairlift_worker.attention.native import NativeAttention
 from chairlift_worker.attention.reference import ReferenceAttention
 from chairlift_worker.attention.sdpa import SdpaAttention
 
-BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+BACKENDS: dict[str, Callable[[], AttentionBackend[Any]]] = {
+    NativeAttention.name: NativeAttention,
     ReferenceAttention.name: ReferenceAttention,
     SdpaAttention.name: SdpaAttention,
 }
 
 
-def make_backend(name: str) -> AttentionBackend:
+def make_backend(name: str) -> AttentionBackend[Any]:
     """The backend of that name. Raises ValueError for an unknown one."""
     try:
         return BACKENDS[name]()

@@ -73,6 +73,25 @@ class StepMetadata:
         return mask
 
 
+@dataclass(frozen=True, slots=True)
+class PageRows:
+    """The rows of a step, to one group of layers, as tables of pages.
+
+    A unit is what one layer's keys, or values, take in a page (kv/layout.py): a table entry is the number of the
+    page's first unit. Entries below the window are negative, those behind a row's last page have no meaning.
+    """
+
+    window: int | None  # of the group's layers
+    first: torch.Tensor  # (rows + 1,) int32; each row's first query token in the packed tensors, and their number
+    start: torch.Tensor  # (rows,) int32; position of that token
+    tables: torch.Tensor  # (rows, pages) int32
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return self.start.shape[0]
+
+
 def _span_mask(span: RowSpan, window: int | None, dtype: torch.dtype) -> torch.Tensor:
     device = span.context_slots.device
     queries = torch.arange(span.start, span.end, device=device)[:, None]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from chairlift_worker.attention.base import AttentionCall, AttentionOptions
+from chairlift_worker.attention.base import AttentionCall, AttentionOptions, AttentionStep, PagedStep, RowForm
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.metadata import StepMetadata
 
@@ -15,6 +15,11 @@ class ReferenceAttention:
     """The plain backend, `eager`; computes in float32 whatever the model's type."""
 
     name = "eager"
+    form: RowForm = "slots"
+
+    def step(self, cache: PagedCache, metadata: Sequence[StepMetadata]) -> AttentionStep:
+        """One forward pass."""
+        return PagedStep(backend=self, cache=cache, metadata=metadata)
 
     def attend(self, call: AttentionCall, cache: PagedCache, metadata: StepMetadata) -> torch.Tensor:
         """(tokens, query heads, head dim); one row at a time."""

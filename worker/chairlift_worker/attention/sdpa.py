@@ -1,4 +1,4 @@
-"""Attention by torch's scaled_dot_product_attention on contexts gathered from the pages: the default on a CPU.
+"""Attention by torch's scaled_dot_product_attention on contexts gathered from the pages.
 
 One-token rows go in padded batches, longer rows one by one. Query heads that share a key-value head are the query
 "tokens" of one head, so keys and values are never repeated. What the torch function cannot do (soft caps, sinks) is
@@ -7,10 +7,12 @@ computed in plain matrix products.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from chairlift_worker.attention.base import AttentionCall, AttentionOptions
+from chairlift_worker.attention.base import AttentionCall, AttentionOptions, AttentionStep, PagedStep, RowForm
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.metadata import DecodeGroup, StepMetadata
 
@@ -19,6 +21,11 @@ class SdpaAttention:
     """The backend `sdpa`."""
 
     name = "sdpa"
+    form: RowForm = "slots"
+
+    def step(self, cache: PagedCache, metadata: Sequence[StepMetadata]) -> AttentionStep:
+        """One forward pass."""
+        return PagedStep(backend=self, cache=cache, metadata=metadata)
 
     def attend(self, call: AttentionCall, cache: PagedCache, metadata: StepMetadata) -> torch.Tensor:
         """(tokens, query heads, head dim)."""

@@ -26,9 +26,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="type of weights and computation; auto takes what this processor computes natively"),
     ] = "auto"
     attn_implementation: Annotated[
-        Literal["sdpa", "eager"],
-        Meta(description="attention backend: sdpa, or eager, the plain reference"),
-    ] = "sdpa"
+        Literal["auto", "native", "sdpa", "eager", "paged|eager", "flash_attention_2", "flash_attention_3"],
+        Meta(
+            description="attention backend: native reads and writes the pages in place on a CPU, sdpa is torch's, "
+            "eager (also paged|eager) the plain reference, flash_attention_... are for GPUs; auto takes the best"
+        ),
+    ] = "auto"
+    auto_switch_to_flash: Annotated[
+        bool, Meta(description="take FlashAttention instead of sdpa and eager where it is installed and can run")
+    ] = True
     page_size: Annotated[
         Annotated[int, Meta(ge=4, le=2**16)] | None, Meta(description="tokens of key-value cache per page, at least 4")
     ] = None
@@ -46,6 +52,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         PositiveInt | None, Meta(description="largest share of a step that one request gets")
     ] = None
     max_requests_per_batch: Annotated[PositiveInt | None, Meta(description="requests per forward pass")] = None
+    max_prompt_length: Annotated[
+        PositiveInt | None, Meta(description="hint: tokens of the longest prompt; sizes max_blocks_per_request")
+    ] = None
+    max_generated_length: Annotated[
+        PositiveInt | None, Meta(description="hint: tokens of the longest output; sizes max_blocks_per_request")
+    ] = None
+    max_blocks_per_request: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="pages that a request may have in the decode fast path, longer ones take the general path; "
+            "0 turns it off; unset: by max_prompt_length and max_generated_length, or 32"
+        ),
+    ] = None
     scheduler_type: Annotated[
         Literal["fifo", "prefill_first"],
         Meta(description="fifo: decoding, then part-way prompts, then waiting; prefill_first: part-way prompts first"),
@@ -72,6 +91,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = True
     return_logprobs: Annotated[bool, Meta(description="log-probability of each token by default")] = False
     max_context: Annotated[PositiveInt | None, Meta(description="lowers the model's context length")] = None
+    model_config: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="KEY=VALUE for an entry of the model's config, VALUE in JSON or a plain string; repeatable; "
+            "in the environment several are a JSON array"
+        ),
+    ] = ()
     num_threads: Annotated[
         Annotated[int, Meta(ge=1, le=4096)] | None, Meta(description="threads of the forward pass; unset: all cores")
     ] = None

@@ -97,6 +97,10 @@ class CacheLayout:
         """Distance from block to block within a sector, in slots."""
         return 2 * len(group.layers) * self.page_size
 
+    def sector_units(self, group: LayerGroup) -> int:
+        """Distance from sector to sector in the group's units."""
+        return self.sector_width // group.width
+
     def peak(self, computed: int, total: int, step_len: int) -> int:
         """The most sectors that a request holds at once on the way from `computed` to `total` tokens."""
         return sum(group.peak(computed, total, step_len) for group in self.groups)

@@ -28,6 +28,7 @@ class LoadedModel:
     num_parameters: int
     generation_config: dict[str, object]  # generation_config.json as it is; empty if there is none
     layers: tuple[LayerFacts, ...]
+    overridden: tuple[str, ...] = ()  # entries of its config that a setting changed
 
     @property
     def dtype_name(self) -> str:

@@ -17,6 +17,7 @@ from chairlift_worker.model.dtype import choose_dtype
 from chairlift_worker.model.errors import ModelError, told_in_one_line
 from chairlift_worker.model.gguf import unpacked
 from chairlift_worker.model.loaded import LoadedModel
+from chairlift_worker.model.overrides import Overridden, override
 from chairlift_worker.model.probe import probe
 from chairlift_worker.model.source import find_source
 from chairlift_worker.model.tokenizer import eos_of_tokenizer, tokenizer_folder
@@ -36,7 +37,8 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
         source = find_source(asked)
         dtype, dtype_reason = choose_dtype(settings.dtype)
         location = str(unpacked(source.gguf, dtype) if source.gguf else source.folder or source.hub_id)
-        config = AutoConfig.from_pretrained(location, trust_remote_code=settings.trust_remote_code)
+        overridden = _config(location, settings)
+        config = overridden.config
         check_config(asked, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             location,
@@ -69,7 +71,16 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
             num_parameters=sum(parameter.numel() for parameter in module.parameters()),
             generation_config=generation,
             layers=shape.layers,
+            overridden=overridden.names,
         )
+
+
+def _config(location: str, settings: WorkerSettings) -> Overridden:
+    config = AutoConfig.from_pretrained(location, trust_remote_code=settings.trust_remote_code)
+    if not settings.model_config:
+        return Overridden(config, ())
+    stored, _ = PreTrainedConfig.get_config_dict(location)
+    return override(config, stored, settings.model_config)
 
 
 def _generation_config(location: str) -> dict[str, object]:

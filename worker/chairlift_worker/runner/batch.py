@@ -15,9 +15,11 @@ from typing import Final
 import numpy as np
 import torch
 
-from chairlift_worker.attention.metadata import StepMetadata
+from chairlift_worker.attention.base import RowForm
+from chairlift_worker.attention.metadata import PageRows, StepMetadata
 from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.plan import RowPlan, StepPlan
+from chairlift_worker.runner.pages import DecodePages, PageReader
 from chairlift_worker.runner.tables import Ints, TableReader
 
 NOTHING_CARRIED: Final[Mapping[int, int]] = MappingProxyType({})
@@ -30,18 +32,37 @@ class StepBatch:
     input_ids: torch.Tensor  # (1, tokens) int64
     position_ids: torch.Tensor  # (1, tokens) int64
     sampled: torch.Tensor  # (sampling rows,) int64; places of the tokens whose logits are wanted
-    metadata: tuple[StepMetadata, ...]  # one for each group of layers
+    metadata: tuple[StepMetadata | PageRows, ...]  # one for each group of layers
+    in_place: bool  # whether it takes the decode fast path: the metadata is then in memory that stays the same
 
 
 class BatchBuilder:
     """Makes batches of plans."""
 
-    def __init__(self, *, layout: CacheLayout, num_sectors: int, device: torch.device) -> None:
-        """Padding points to sector number `num_sectors`."""
-        self._readers = [
-            TableReader(layout=layout, number=number, num_sectors=num_sectors, device=device)
-            for number in range(len(layout.groups))
-        ]
+    def __init__(
+        self,
+        *,
+        layout: CacheLayout,
+        num_sectors: int,
+        device: torch.device,
+        form: RowForm = "slots",
+        max_blocks: int = 0,
+        max_rows: int = 0,
+    ) -> None:
+        """Padding points to sector number `num_sectors`.
+
+        Batches of up to `max_rows` one-token rows of up to `max_blocks` pages take the decode fast path; 0: none does.
+        """
+        numbers = range(len(layout.groups))
+        pages = [PageReader(layout=layout, number=n, num_sectors=num_sectors, device=device) for n in numbers]
+        self._readers: Sequence[PageReader | TableReader] = (
+            pages
+            if form == "pages"
+            else [TableReader(layout=layout, number=n, num_sectors=num_sectors, device=device) for n in numbers]
+        )
+        self._decode = (
+            DecodePages(readers=pages, layout=layout, max_rows=max_rows, max_blocks=max_blocks) if max_blocks else None
+        )
         self._device = device
 
     def build(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> StepBatch:
@@ -59,11 +80,15 @@ class BatchBuilder:
         positions = [starts, *(np.arange(row.start, row.start + row.num_tokens) for row in longer)]
         lasts = np.cumsum([row.num_tokens for row in rows]) - 1
         sampled = lasts[[row.sample is not None for row in rows]]
+        in_place = self._decode is not None and not longer and self._decode.fits(starts)
         return StepBatch(
             input_ids=self._tensor(np.concatenate(tokens))[None],
             position_ids=self._tensor(np.concatenate(positions))[None],
             sampled=self._tensor(sampled.astype(np.int64)),
-            metadata=tuple(reader.read(singles, starts, longer) for reader in self._readers),
+            metadata=self._decode.read(singles, starts)
+            if self._decode is not None and in_place
+            else tuple(reader.read(singles, starts, longer) for reader in self._readers),
+            in_place=in_place,
         )
 
     def _tensor(self, values: Ints) -> torch.Tensor:

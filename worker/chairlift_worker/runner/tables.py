@@ -7,7 +7,6 @@ sector * sector_slots + o // page_size * block_slots + o % page_size (see attent
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,8 +56,9 @@ class TableReader:
     def _span(self, row: RowPlan, first: int) -> RowSpan:
         end = row.start + row.num_tokens
         begin = 0 if self._window is None else max(0, row.start - self._window + 1)
-        lowest = begin // self._sector_len
-        sectors = self._sectors(row, lowest, -(-end // self._sector_len))
+        lowest, highest = begin // self._sector_len, -(-end // self._sector_len)
+        named = named_sectors([row], self._number, np.array([lowest]), np.array([highest]))
+        sectors = named.astype(np.int64)
         shift = lowest * self._sector_len
         slots = self._slots(sectors).reshape(-1)[begin - shift : end - shift]
         return RowSpan(
@@ -78,9 +78,7 @@ class TableReader:
         lowest, ends = begins // sector_len, starts // sector_len + 1
         counts = ends - lowest
         sectors = np.full((len(rows), int(counts.max())), self._null_sector, np.int64)
-        ranges = zip(rows, lowest.tolist(), ends.tolist(), strict=True)
-        named = np.concatenate([self._sectors(row, low, end) for row, low, end in ranges])
-        sectors[np.arange(sectors.shape[1]) < counts[:, None]] = named
+        sectors[np.arange(sectors.shape[1]) < counts[:, None]] = named_sectors(rows, self._number, lowest, ends)
         newest = sectors[np.arange(len(rows)), counts - 1]
         new_slots = newest * self._sector_slots + self._offsets[starts % sector_len]
         lens, shifts = starts + 1 - begins, begins - lowest * sector_len
@@ -115,20 +113,28 @@ class TableReader:
             padded=padded,
         )
 
-    def _sectors(self, row: RowPlan, low: int, end: int) -> Ints:
-        """The row's sectors [low, end). The slice is a copy, so that no view keeps the owner's array from growing."""
-        table: array[int] = row.tables[self._number][low:end]
-        sectors = np.frombuffer(table, np.int32).astype(np.int64)
-        if len(sectors) < end - low or sectors.min() < 0:
-            raise ValueError(f"row {row.uid} sees sectors {low} to {end}, but its pages there are {table.tolist()}")
-        return sectors
-
     def _slots(self, sectors: Ints) -> Ints:
         """(..., sectors) -> (..., sectors, sector_len)."""
         return sectors[..., None] * self._sector_slots + self._offsets
 
     def _tensor(self, values: Ints) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def named_sectors(rows: Sequence[RowPlan], number: int, lows: Ints, ends: Ints) -> npt.NDArray[np.int32]:
+    """The rows' sectors [low, end) in the tables of group `number`, one row after the other.
+
+    Raises ValueError where a table is too short, or lacks one of them.
+    """
+    ranges = list(zip(rows, lows.tolist(), ends.tolist(), strict=True))
+    # Slices are copies, so that no view keeps the owner's array from growing.
+    named = np.frombuffer(b"".join([row.tables[number][low:end] for row, low, end in ranges]), np.int32)
+    if len(named) < int((ends - lows).sum()) or named.min() < 0:
+        for row, low, end in ranges:
+            table = row.tables[number][low:end]
+            if len(table) < end - low or min(table) < 0:
+                raise ValueError(f"row {row.uid} sees sectors {low} to {end}, but its pages there are {table.tolist()}")
+    return named
 
 
 def _group_borders(sorted_lens: Ints) -> list[int]:

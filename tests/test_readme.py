@@ -31,3 +31,13 @@ def test_every_file_that_a_readme_links_to_is_there() -> None:
 def test_the_readme_opens_with_the_two_commands() -> None:
     first_block = README.split("```")[1]
     assert [line.split("#")[0].strip() for line in first_block.strip().splitlines()] == ["make demo", "make test"]
+
+
+def test_every_test_that_the_table_of_capabilities_names_is_there() -> None:
+    table = README.split("## Capability by capability")[1].split("\n## ")[0]
+    known = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    named = re.findall(r"(test_\w+\.py)", table)
+    assert len(named) > 20
+    assert set(named) <= known
+    for folder in re.findall(r"(tests(?:/\w+)+)(?![\w./])", table):
+        assert (ROOT / folder).is_dir(), folder

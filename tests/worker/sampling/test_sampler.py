@@ -37,9 +37,7 @@ def spec(**changes: object) -> SampleSpec:
 
 def rows(*specs: SampleSpec | None) -> list[RowPlan]:
     empty = array("i")
-    return [
-        RowPlan(uid=10 + i, tokens=empty, start=0, num_tokens=1, tables=(), sample=s) for i, s in enumerate(specs)
-    ]
+    return [RowPlan(uid=10 + i, tokens=empty, start=0, num_tokens=1, tables=(), sample=s) for i, s in enumerate(specs)]
 
 
 def choose(logits: torch.Tensor, *specs: SampleSpec):

@@ -164,7 +164,7 @@ def test_a_space_at_the_start_of_an_answer_stays(client: Client) -> None:
     library = tokenizers.Tokenizer.from_file(str(tiny_model("llama", tokenizer="metaspace") / "tokenizer.json"))
     for seed in range(300):
         answer = ask(client, [1, *the.token_ids], max_new_tokens=1, temperature=9.0, top_k=-1, seed=seed)
-        spelling = library.id_to_token(answer.token_ids[0])
+        spelling = library.id_to_token(answer.token_ids[0]) or ""  # the model has more ids than the tokenizer
         if spelling.startswith("\u2581"):
             assert answer.text == spelling.replace("\u2581", " ")
             return

@@ -9,7 +9,7 @@ from chairlift_worker.host import FreeMemory
 from chairlift_worker.ipc.settings import WorkerSettings
 
 GIB = 1 << 30
-NO_GPU = {name: "no GPU in this test" for name in ("flash_attention_2", "flash_attention_3")}
+NO_GPU = dict.fromkeys(("flash_attention_2", "flash_attention_3"), "no GPU in this test")
 FULL = (LayerFacts(num_kv_heads=3, head_dim=64, sliding_window=None),) * 30  # 30 * 2 * 3 * 64 * 4 = 46080 bytes a token
 GEMMA = tuple(
     LayerFacts(num_kv_heads=3, head_dim=64, sliding_window=None if number % 6 == 5 else 512) for number in range(30)

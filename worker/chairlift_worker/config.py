@@ -106,7 +106,7 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     room = _Room(layout=layout, free=memory, budget=budget, max_batch_tokens=max_batch_tokens, chunk=chunk[0])
     num_blocks = _num_blocks(settings, log, model, room)
     max_requests = _max_requests(settings, log, max_batch_tokens, num_blocks // len(layout.groups))
-    max_blocks = log.choice("max_blocks_per_request", _max_blocks(settings, backend, layout))
+    max_blocks = log.choice("max_blocks_per_request", _max_blocks(settings, backend, layout, model.context_len))
     margin = _safety_margin(settings)
     log.note("safety_margin", *margin)
     sharing = _sharing(settings, layout)
@@ -146,11 +146,12 @@ def _backend(settings: WorkerSettings, model: ModelFacts) -> Chosen[str]:
         raise SettingError(str(error)) from error
 
 
-def _max_blocks(settings: WorkerSettings, backend: str, layout: CacheLayout) -> Chosen[int]:
+def _max_blocks(settings: WorkerSettings, backend: str, layout: CacheLayout, context_len: int) -> Chosen[int]:
     return choose_max_blocks(
         settings.max_blocks_per_request,
         backend=backend,
         layout=layout,
+        context_len=context_len,
         max_lengths=(settings.max_prompt_length, settings.max_generated_length),
     )
 

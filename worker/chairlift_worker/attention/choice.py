@@ -63,12 +63,27 @@ def choose_backend(asked: str, *, auto_switch: bool, faults: Mapping[str, str]) 
 
 
 def choose_max_blocks(
-    asked: int | None, *, backend: str, layout: CacheLayout, max_lengths: tuple[int | None, int | None]
+    asked: int | None,
+    *,
+    backend: str,
+    layout: CacheLayout,
+    context_len: int,
+    max_lengths: tuple[int | None, int | None],
 ) -> Chosen[int]:
     """Pages that a row of the in-place path may have; 0: every batch takes the general path.
 
     `max_lengths` are those of prompt and output, as far as they are known.
     """
+    chosen = _unbounded_max_blocks(asked, backend=backend, layout=layout, max_lengths=max_lengths)
+    most = -(-context_len // layout.page_size)
+    if chosen.value <= most:
+        return chosen
+    return Chosen(most, f"{chosen.value} lowered to the pages of a whole context")
+
+
+def _unbounded_max_blocks(
+    asked: int | None, *, backend: str, layout: CacheLayout, max_lengths: tuple[int | None, int | None]
+) -> Chosen[int]:
     fault = _in_place_fault(backend, layout)
     if fault is not None:
         warning = f"max_blocks_per_request = {asked} is not used: {fault}" if asked else None

@@ -15,6 +15,7 @@ from chairlift_worker.model.errors import ModelError
 
 # What makes a model another one, or has a setting of its own.
 _FIXED: Final = frozenset({"model_type", "architectures", "auto_map", "dtype", "torch_dtype", "quantization_config"})
+_OF_FILES: Final = frozenset({"_name_or_path", "_commit_hash"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,22 @@ def override(config: PreTrainedConfig, stored: Mapping[str, Any], entries: Seque
         return Overridden(config, ())
     place = _text_place(config)
     content = copy.deepcopy(dict(stored))
-    names = set()
     for key, value in wanted.items():
         owner, name = _find(config, place, key)
         (content if owner is None else content.setdefault(owner, {}))[name] = value
-        names.add(owner or name)
-    made: PreTrainedConfig = type(config).from_dict(content)
+    made: PreTrainedConfig
+    try:
+        made = type(config).from_dict(content)
+    except Exception as error:
+        raise ModelError(f"model_config = {', '.join(entries)}: {' '.join(str(error).split())}") from error
     made._commit_hash = getattr(config, "_commit_hash", None)  # noqa: SLF001 - transformers keeps the revision there
     for key, value in wanted.items():
         owner, name = _find(config, place, key)
         got = getattr(made if owner is None else getattr(made, owner), name)
         if got != value:
             raise ModelError(f"model_config: {key} = {value!r} does not hold: this model's config makes it {got!r}")
+    before, after = config.to_dict(), made.to_dict()
+    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} - _OF_FILES
     return Overridden(made, tuple(sorted(names)))
 
 

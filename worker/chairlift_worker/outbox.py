@@ -31,8 +31,11 @@ class Outbox:
         """A request's next token."""
         self._uids.append(request.uid)
         self._token_ids.append(token_id)
-        self._logprobs.append(math.nan if logprob is None else logprob)
-        self._any_logprob = self._any_logprob or logprob is not None
+        if logprob is None:
+            self._logprobs.append(math.nan)
+        else:
+            self._logprobs.append(logprob)
+            self._any_logprob = True
 
     def started(self, request: Request) -> None:
         """A request's first tokens are computed."""

@@ -2,6 +2,8 @@
 
 Both are data. The scheduler makes plans and applies results and never sees a tensor; the runner and the sampler turn
 a plan into a result and never see a request.
+
+What is made for each row of each step is a msgspec struct: a frozen dataclass takes ten times as long to make.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+
+class SampleSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How to choose the next token of one row; a pure function of this and the row's logits."""
 
     temperature: float  # 0 is greedy
@@ -24,8 +27,7 @@ class SampleSpec:
     logprob: bool  # report the token's log-probability
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
+class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request's share of a step: query tokens at positions [start, start + num_tokens).
 
     | range                      | what                                                         |
@@ -73,8 +75,7 @@ class StepPlan:
         return sum(row.num_tokens for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one sampling row brought: a token, or an error that ends this request alone."""
 
     uid: int

@@ -109,6 +109,7 @@ class Request:
     __slots__ = (
         "_state",
         "computed",
+        "max_total",
         "params",
         "pending",
         "planned",
@@ -127,6 +128,8 @@ class Request:
         self.tokens = array("i")
         self.tokens.frombytes(params.prompt)
         self.prompt_len = len(self.tokens)
+        # Tokens whose keys and values may have to be kept: the last generated one's never are.
+        self.max_total = self.prompt_len + params.max_new_tokens - 1
         self.stop_ids = frozenset(params.stop_ids)
         self.computed = 0
         self.planned = 0
@@ -161,11 +164,6 @@ class Request:
     def num_generated(self) -> int:
         """Tokens of output."""
         return len(self.tokens) - self.prompt_len
-
-    @property
-    def max_total(self) -> int:
-        """Tokens whose keys and values may have to be kept: the last generated one's never are."""
-        return self.prompt_len + self.params.max_new_tokens - 1
 
     @property
     def has_deadline(self) -> bool:

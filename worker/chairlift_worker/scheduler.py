@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal
 
 from chairlift_worker.ipc.messages import EndingReason
@@ -17,6 +18,7 @@ from chairlift_worker.roster import Roster
 CAREFUL_AFTER: Final = 2
 # Waiting requests that are passed over in one step because somebody computes their prefix right now.
 MAX_HELD: Final = 64
+_UID: Final = attrgetter("uid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +49,9 @@ class Scheduler:
         if not rows:
             return None
         self._step += 1
-        return StepPlan(
-            step=self._step,
-            rows=tuple(sorted(rows.values(), key=lambda row: row.num_tokens > 1)),
-            moves=self._roster.swap.take_moves(),
-        )
+        singles = [row for row in rows.values() if row.num_tokens == 1]
+        longer = [row for row in rows.values() if row.num_tokens > 1]
+        return StepPlan(step=self._step, rows=(*singles, *longer), moves=self._roster.swap.take_moves())
 
     def apply(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
         """Moves the requests on by what the step computed and sampled, in the order of the plans.
@@ -62,16 +62,17 @@ class Scheduler:
         sampled = {row.uid: row for row in result.rows}
         roster = self._roster
         roster.swap.commit(plan.moves)
+        roster.counters.computed_tokens += plan.num_tokens
         for row in plan.rows:
-            roster.counters.computed_tokens += row.num_tokens
             request = roster.get(row.uid)
             if request is None:
                 continue
             outcome = sampled.get(row.uid)
-            request.pending -= outcome is not None
-            if outcome is not None and outcome.error is not None:
-                roster.end(request, EndingReason.ERROR, now_ns, outcome.error)  # its new pages are not published
-                continue
+            if outcome is not None:
+                request.pending -= 1
+                if outcome.error is not None:
+                    roster.end(request, EndingReason.ERROR, now_ns, outcome.error)  # its new pages are not published
+                    continue
             if row.tables is request.table.sectors:
                 request.computed = row.start + row.num_tokens
                 self._memory.commit(request)
@@ -86,13 +87,16 @@ class Scheduler:
         active = self._roster.active
         first = RequestState.PREFILLING if self._limits.scheduler_type == "prefill_first" else RequestState.DECODING
         budget = self._limits.max_batch_tokens
-        for request in sorted(active.values(), key=lambda request: (request.state is not first, request.uid)):
-            if budget == 0:
-                break
-            if request.uid not in active or _is_complete(request):  # gave its pages to one before it; needs no more
+        by_arrival = sorted(active.values(), key=_UID)
+        preferred = [request for request in by_arrival if request.state is first]
+        for request in (*preferred, *(request for request in by_arrival if request.state is not first)):
+            if request.uid not in active:  # gave its pages to one before it
                 continue
             num_tokens = self._share(request, budget)
-            if self._make_room(request, request.planned + num_tokens, rows, now_ns):
+            if num_tokens == 0:
+                continue
+            end = request.planned + num_tokens
+            if end <= request.table.room or self._make_room(request, end, rows, now_ns):
                 rows[request.uid] = _take_row(request, num_tokens)
                 budget -= num_tokens
 
@@ -112,13 +116,12 @@ class Scheduler:
             if request is None or self._is_scarce():
                 break
             match = self._memory.match(request)
-            if match.being_computed or _is_complete(request):
+            if match.being_computed or self._share(request, budget) == 0:
                 held.append(roster.waiting.pop())
                 continue
-            demand = owed + self._memory.demand((request,), self._limits.max_prefill_chunk)
-            careful = request.progress.preemptions >= CAREFUL_AFTER
-            wanted = demand.at_most if careful else demand.now
-            if roster.active and wanted - match.num_pages > self._memory.num_available_after(match):
+            if roster.active and self._wanted(request, owed) - match.num_pages > self._memory.num_available_after(
+                match
+            ):
                 break
             roster.start(request, match, now_ns)
             num_tokens = self._share(request, budget)
@@ -130,9 +133,18 @@ class Scheduler:
         for request in held:
             roster.waiting.push(request)
 
+    def _wanted(self, request: Request, owed: int) -> int:
+        """Pages that must be available for a waiting request to start, beside the `owed` ones of active requests."""
+        if request.progress.preemptions < CAREFUL_AFTER:
+            return owed + self._memory.demand((request,), self._limits.max_prefill_chunk)
+        return self._memory.demand_at_most((*self._roster.active.values(), request), self._limits.max_prefill_chunk)
+
     def _share(self, request: Request, budget: int) -> int:
-        """Tokens that the request gets in a step with this budget left."""
-        return min(request.expected - request.planned, budget, self._limits.max_prefill_chunk)
+        """Tokens that the request gets in a step with this budget left; 0 if steps in flight bring its last one."""
+        expected = request.expected
+        if expected > request.max_total:
+            return 0
+        return min(expected - request.planned, budget, self._limits.max_prefill_chunk)
 
     def _is_scarce(self) -> bool:
         """Whether so little is free that only what is active goes on."""
@@ -156,22 +168,18 @@ class Scheduler:
 
     def _append(self, request: Request, outcome: RowResult, now_ns: int) -> None:
         """The request's next token; ends the request if it was the last."""
-        request.tokens.append(outcome.token_id)
+        roster, token_id = self._roster, outcome.token_id
+        request.tokens.append(token_id)
         if not request.progress.first_token_ns:
             request.progress.first_token_ns = now_ns
         if request.state is RequestState.PREFILLING:
             request.become(RequestState.DECODING)
-        self._roster.counters.generated_tokens += 1
-        self._roster.outbox.token(request, outcome.token_id, outcome.logprob)
-        if outcome.token_id in request.stop_ids:
-            self._roster.end(request, EndingReason.STOP, now_ns)
-        elif request.num_generated >= request.params.max_new_tokens:
-            self._roster.end(request, EndingReason.LENGTH, now_ns)
-
-
-def _is_complete(request: Request) -> bool:
-    """Whether the steps in flight bring the request's last token."""
-    return request.num_generated + request.pending >= request.params.max_new_tokens
+        roster.counters.generated_tokens += 1
+        roster.outbox.token(request, token_id, outcome.logprob)
+        if token_id in request.stop_ids:
+            roster.end(request, EndingReason.STOP, now_ns)
+        elif request.total > request.max_total:
+            roster.end(request, EndingReason.LENGTH, now_ns)
 
 
 def _give_row_back(request: Request, row: RowPlan) -> None:
@@ -184,17 +192,16 @@ def _take_row(request: Request, num_tokens: int) -> RowPlan:
     """The request's share of a step: its next num_tokens tokens."""
     sampling = request.params.sampling
     spec = None
-    start, end = request.planned, request.planned + num_tokens
-    carry = end > request.total
-    request.planned = end
-    if end == request.expected:
+    start, total = request.planned, request.total
+    request.planned = end = start + num_tokens
+    if end == total + request.pending:
         spec = SampleSpec(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             seed=sampling.seed,
-            index=request.num_generated + request.pending,
+            index=end - request.prompt_len,
             logprob=request.params.logprobs,
         )
         request.pending += 1
@@ -205,5 +212,5 @@ def _take_row(request: Request, num_tokens: int) -> RowPlan:
         num_tokens=num_tokens,
         tables=request.table.sectors,
         sample=spec,
-        carry=carry,
+        carry=end > total,
     )

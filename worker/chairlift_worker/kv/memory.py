@@ -8,7 +8,6 @@ not. A page is shareable only after `commit`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from chairlift_worker.kv.layout import CacheLayout, LayerGroup
@@ -18,17 +17,6 @@ from chairlift_worker.kv.sharing import NOTHING, PrefixMatch, PrefixSharing
 from chairlift_worker.request import PageTable, Request
 
 GIVEN_BACK: Final = -1  # the table entry of a sector that the window has left behind
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Sectors still to be taken: for the tokens that requests have, and for all they may ever get."""
-
-    now: int
-    at_most: int
-
-    def __add__(self, other: Demand) -> Demand:
-        return Demand(self.now + other.now, self.at_most + other.at_most)
 
 
 class PagedMemory:
@@ -57,24 +45,32 @@ class PagedMemory:
         """Sectors that can be taken once the match's pages are in use."""
         return self.pool.num_available - sum(1 for entry in match.pages if self.pool.is_kept(entry.page))
 
-    def demand(self, requests: Iterable[Request], step_len: int) -> Demand:
-        """What these requests do not hold yet and will, if their steps have up to step_len tokens.
+    def demand(self, requests: Iterable[Request], step_len: int) -> int:
+        """Sectors that these requests do not hold yet and will, for the tokens they have, in steps of up to step_len.
 
         Sectors that a request's windows will give back before it takes others are not counted twice, so what all
         active requests demand can be had whatever their order, once it is available.
         """
+        # Most active requests have room for their next token: asked in every step, this must not cost much for them.
+        return sum(
+            [self._missing(request, step_len)[0] for request in requests if request.expected > request.table.room]
+        )
+
+    def demand_at_most(self, requests: Iterable[Request], step_len: int) -> int:
+        """The same for all the tokens that they may ever get."""
+        return sum([self._missing(request, step_len)[1] for request in requests])
+
+    def _missing(self, request: Request, step_len: int) -> tuple[int, int]:
+        table = request.table if request.table.sectors else self._no_table
+        computed = request.saved.computed if request.saved else request.planned
+        total, max_total = request.expected, request.max_total
         now = at_most = 0
-        groups = self.layout.groups
-        for request in requests:
-            table = request.table if request.table.sectors else self._no_table
-            computed = request.saved.computed if request.saved else request.planned
-            total, max_total = request.expected, request.max_total
-            for group, sectors, first in zip(groups, table.sectors, table.first, strict=True):
-                held = len(sectors) - first
-                peak, last = group.peaks(computed=computed, total=total, max_total=max_total, step_len=step_len)
-                now += max(0, peak - held)
-                at_most += max(0, last - held)
-        return Demand(now, at_most)
+        for group, sectors, first in zip(self.layout.groups, table.sectors, table.first, strict=True):
+            held = len(sectors) - first
+            peak, last = group.peaks(computed=computed, total=total, max_total=max_total, step_len=step_len)
+            now += max(0, peak - held)
+            at_most += max(0, last - held)
+        return now, at_most
 
     def attach(self, request: Request, match: PrefixMatch) -> None:
         """Starts the request's page tables with the matched pages, and promises the whole pages that follow."""

@@ -64,7 +64,8 @@ class Shape:
     swap_slots: int = 0
     costs: SwapCosts = ALWAYS_SWAP
     depth: int = 1  # steps in flight: 2 is async batching
-    backend: str = "sdpa"
+    backend: str = "native"
+    max_blocks_per_request: int = 0  # of the decode fast path; 0 is off
     limits: StepLimits = LIMITS
 
     def layout(self, model: LoadedModel) -> CacheLayout:
@@ -145,6 +146,8 @@ class Rig:
             layout=self.layout,
             backend=make_backend(shape.backend),
             num_sectors=shape.num_sectors,
+            max_blocks_per_request=shape.max_blocks_per_request,
+            max_requests=shape.limits.max_requests_per_batch,
         )
         self.mover = SwapMover(sectors=self.runner.cache.sectors, num_slots=shape.swap_slots)
         self.executor = Recorder(ModelExecutor(runner=self.runner, mover=self.mover, faults=Faults("")))

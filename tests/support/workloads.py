@@ -164,13 +164,17 @@ def random_shape(generator: random.Random, jobs: Sequence[Job], model: LoadedMod
     layout = Shape(page_size=page_size).layout(model)
     needed = [layout.peak(0, job.max_total, limits.max_prefill_chunk) for job in jobs]
     least, enough = max(needed), sum(needed)
+    backend = generator.choice(["native", "native", "sdpa"])
+    fast_path = backend == "native" and not model.has_sliding_layers
     return Shape(
         num_sectors=generator.choice([least, least + 1, 2 * least, 2 * least, (least + enough) // 2, enough + 4]),
         page_size=page_size,
         sharing=layout.is_uniform and generator.random() < 0.5,
         swap_slots=generator.choice([10 * enough, 10 * enough, least, 1, 0]),
-        costs=generator.choice([ALWAYS_SWAP, ALWAYS_SWAP, by_cost(layout), NEVER_SWAP]),
+        costs=generator.choice([ALWAYS_SWAP, ALWAYS_SWAP, by_cost(layout), by_cost(layout), NEVER_SWAP]),
         depth=generator.choice([1, 2]),
+        backend=backend,
+        max_blocks_per_request=generator.choice([0, 4, 64]) if fast_path else 0,
         limits=limits,
     )
 
@@ -182,7 +186,7 @@ def workloads(draw: st.DrawFn, *, model: LoadedModel, name: str, num_jobs: int) 
     All but the number of requests follows from one number, so that no kind is preferred.
     """
     generator = random.Random(f"{name} {draw(st.integers(0, 2**64 - 1))}")
-    longest, crowd = generator.choice([3, 20, 40, 40, 70]), generator.random() < 0.5
+    longest, crowd = generator.choice([3, 20, 40, 40, 70]), generator.random() < 0.6
     seeds = [generator.randrange(num_jobs) for _ in range(10)]
     seeds = seeds[: draw(st.sampled_from([1, 2, 5, 7, 8, 9, 10]))]
     jobs = [random_job(seed, longest=longest, crowd=crowd) for seed in seeds]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -72,12 +73,13 @@ async def test_what_a_worker_writes_that_is_no_message_makes_it_lost() -> None:
 
 
 async def test_a_process_is_reaped_and_leaves_no_descriptor() -> None:
+    gc.collect()  # descriptors of earlier tests that are still to be closed must not hide one that is left open here
     before = num_fds()
     for argv, code in ((("true",), 0), (("false",), 1), (("sh", "-c", "kill -9 $$"), -9)):
         process = WorkerProcess(argv=argv, pass_fds=())
         assert await asyncio.wait_for(process.exited, 10) == code
         process.kill()  # of one that is over: nothing
-    assert num_fds() == before
+    assert num_fds() <= before
 
 
 async def test_a_process_that_does_not_end_is_killed_with_what_it_started() -> None:

@@ -66,7 +66,7 @@ def test_each_request_of_any_workload_gets_what_it_would_get_alone(
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @given(workloads(model=model, name=kind, num_jobs=2000 if asked else 40))
+    @given(workloads(model=model, name=kind, num_jobs=2000 if asked else 16))
     def every(workload: Workload) -> None:
         rig = play(workload, model)
         for uid, job in enumerate(workload.jobs, start=1):

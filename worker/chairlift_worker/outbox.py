@@ -20,9 +20,9 @@ class Outbox:
         self._clear()
 
     def _clear(self) -> None:
-        self._uids = array("Q")
-        self._token_ids = array("i")
-        self._logprobs = array("f")
+        self._uids: list[int] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
         self._any_logprob = False
         self._started: list[StartedMsg] = []
         self._endings: list[EndingMsg] = []
@@ -71,9 +71,9 @@ class Outbox:
         messages = [
             StepMsg(
                 step=step,
-                uids=self._uids.tobytes(),
-                token_ids=self._token_ids.tobytes(),
-                logprobs=self._logprobs.tobytes() if self._any_logprob else b"",
+                uids=array("Q", self._uids).tobytes(),
+                token_ids=array("i", self._token_ids).tobytes(),
+                logprobs=array("f", self._logprobs).tobytes() if self._any_logprob else b"",
                 started=tuple(self._started),
                 endings=tuple(first),
             )

@@ -39,13 +39,14 @@ class PageTable:
     One table for each group of layers. A table only ever grows at its end; entries below `first` are -1, given back.
     """
 
-    __slots__ = ("first", "names", "num_published", "room", "sectors")
+    __slots__ = ("due", "first", "names", "num_published", "room", "sectors")
 
     def __init__(self, num_groups: int) -> None:
         """Empty tables; none at all for a request that waits."""
         self.sectors = tuple(array("i") for _ in range(num_groups))
         self.first = [0] * num_groups  # for each group, the first entry that is still held
         self.room = 0  # tokens that are known to have their entries in all tables
+        self.due = 0  # computed tokens below which there is nothing to publish or give back
         self.names = array("Q")  # of the pages' contents, as far as they are published or promised
         self.num_published = 0  # pages, from the first on, that other requests can find
 

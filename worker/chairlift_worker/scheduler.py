@@ -119,9 +119,8 @@ class Scheduler:
             if match.being_computed or self._share(request, budget) == 0:
                 held.append(roster.waiting.pop())
                 continue
-            if roster.active and self._wanted(request, owed) - match.num_pages > self._memory.num_available_after(
-                match
-            ):
+            wanted = self._wanted(request, owed) - match.num_pages
+            if roster.active and wanted > self._memory.num_available_after(match):
                 break
             roster.start(request, match, now_ns)
             num_tokens = self._share(request, budget)
@@ -144,7 +143,10 @@ class Scheduler:
         expected = request.expected
         if expected > request.max_total:
             return 0
-        return min(expected - request.planned, budget, self._limits.max_prefill_chunk)
+        num_tokens = expected - request.planned
+        if num_tokens == 1 and budget:  # most rows of most steps
+            return 1
+        return min(num_tokens, budget, self._limits.max_prefill_chunk)
 
     def _is_scarce(self) -> bool:
         """Whether so little is free that only what is active goes on."""
@@ -170,10 +172,9 @@ class Scheduler:
         """The request's next token; ends the request if it was the last."""
         roster, token_id = self._roster, outcome.token_id
         request.tokens.append(token_id)
-        if not request.progress.first_token_ns:
-            request.progress.first_token_ns = now_ns
         if request.state is RequestState.PREFILLING:
             request.become(RequestState.DECODING)
+            request.progress.first_token_ns = request.progress.first_token_ns or now_ns
         roster.counters.generated_tokens += 1
         roster.outbox.token(request, token_id, outcome.logprob)
         if token_id in request.stop_ids:

@@ -154,3 +154,14 @@ def test_a_layout_of_nothing_is_refused() -> None:
         layout_of(None, page_size=0)
     with pytest.raises(ValueError, match="0 layers"):
         layout_of()
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 10])
+@pytest.mark.parametrize("page_size", [1, 4, 5])
+def test_the_next_change_is_where_a_sector_is_needed_no_more(window: int, page_size: int) -> None:
+    (group,) = layout_of(window, page_size=page_size).groups
+    for position in range(60):
+        following = next(
+            later for later in range(position + 1, 99) if group.first_needed(later) > group.first_needed(position)
+        )
+        assert group.next_change(position) == following

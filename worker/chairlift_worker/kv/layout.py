@@ -55,6 +55,11 @@ class LayerGroup:
         """The first sector that a token at this position, or any after it, looks at."""
         return 0 if self.window is None else max(0, position - self.window + 1) // self.sector_len
 
+    def next_change(self, position: int) -> int:
+        """The next position at which `first_needed` is more; of groups with a window."""
+        assert self.window is not None, "without a window nothing is ever given back"
+        return (self.first_needed(position) + 1) * self.sector_len + self.window - 1
+
     def peak(self, computed: int, total: int, step_len: int) -> int:
         """The most sectors held at once on the way from `computed` to `total` tokens in steps of up to step_len."""
         whole = self.sectors_for(total) - self.first_needed(computed)

@@ -51,10 +51,9 @@ class PagedMemory:
         Sectors that a request's windows will give back before it takes others are not counted twice, so what all
         active requests demand can be had whatever their order, once it is available.
         """
-        # Most active requests have room for their next token: asked in every step, this must not cost much for them.
-        return sum(
-            [self._missing(request, step_len)[0] for request in requests if request.expected > request.table.room]
-        )
+        # Most active requests have room for their next token. This is asked for all of them in every step: no calls.
+        lacking = [request for request in requests if len(request.tokens) + request.pending > request.table.room]
+        return sum([self._missing(request, step_len)[0] for request in lacking])
 
     def demand_at_most(self, requests: Iterable[Request], step_len: int) -> int:
         """The same for all the tokens that they may ever get."""
@@ -102,32 +101,39 @@ class PagedMemory:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Makes room for the request's first num_tokens tokens; all or nothing."""
-        if num_tokens <= request.table.room:  # most steps of most requests: worth a short cut
+        table, groups = request.table, self.layout.groups
+        if num_tokens <= table.room:
             return True
-        tables = request.table.sectors
-        wanted = [group.sectors_for(num_tokens) for group in self.layout.groups]
-        missing = sum([max(0, count - len(sectors)) for count, sectors in zip(wanted, tables, strict=True)])
-        if missing > self.pool.num_available:
+        missing = [
+            -(-num_tokens // group.sector_len) - len(sectors)
+            for group, sectors in zip(groups, table.sectors, strict=True)
+        ]
+        if sum([count for count in missing if count > 0]) > self.pool.num_available:
             return False
-        for count, sectors in zip(wanted, tables, strict=True):
-            sectors.extend([self._take() for _ in range(count - len(sectors))])
-        request.table.room = min(
-            count * group.sector_len for count, group in zip(wanted, self.layout.groups, strict=True)
+        for sectors, count in zip(table.sectors, missing, strict=True):
+            for _ in range(count):
+                sectors.append(self._take())
+        table.room = min(
+            [len(sectors) * group.sector_len for group, sectors in zip(groups, table.sectors, strict=True)]
         )
         return True
 
     def commit(self, request: Request) -> None:
         """Publishes the pages whose tokens are all computed; gives back what no later token looks at."""
+        table, computed = request.table, request.computed
+        if computed < table.due:  # most steps of most requests
+            return
         if self.sharing:
             self.sharing.publish(request)
+            table.due = (table.num_published + 1) * self.layout.groups[0].sector_len
             return
-        table = request.table
         for number, group in self._sliding:
-            needed = group.first_needed(request.computed)
+            needed = group.first_needed(computed)
             for place in range(table.first[number], needed):
                 self.pool.drop(table.sectors[number][place], keep=False)
                 table.sectors[number][place] = GIVEN_BACK  # a plan in flight begins after these: it never looks here
             table.first[number] = needed
+        table.due = min([group.next_change(computed) for _, group in self._sliding], default=request.max_total)
 
     def release(self, request: Request) -> None:
         """Lets all sectors go; published pages are kept for a later match, the last page first to be given away."""

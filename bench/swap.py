@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 from chairlift_worker.attention.backends import make_backend
+from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.executor import ModelExecutor
 from chairlift_worker.faults import Faults
@@ -34,7 +35,7 @@ from chairlift_worker.model import load_model
 from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.request import Request
 from chairlift_worker.roster import Counters, Roster
-from chairlift_worker.runner import Runner
+from chairlift_worker.runner import ModuleForward, Runner
 from chairlift_worker.scheduler import Scheduler, StepLimits
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import ALWAYS_SWAP, NEVER_SWAP, SwapCosts
@@ -85,8 +86,10 @@ class Bench:
     def __init__(self, module: PreTrainedModel, layers: tuple[LayerFacts, ...], *, num_pages: int) -> None:
         self._layout: CacheLayout = make_layout(layers, page_size=PAGE_SIZE)
         self._num_slots = 4 * num_pages
-        runner = Runner(model=module, layout=self._layout, backend=make_backend("native"), num_sectors=num_pages)
-        mover = SwapMover(sectors=runner.cache.sectors, num_slots=self._num_slots)
+        cache = PagedCache(layout=self._layout, num_sectors=num_pages, dtype=module.dtype)
+        forward = ModuleForward(model=module, backend=make_backend("native"), cache=cache)
+        runner = Runner(forward=forward, cache=cache)
+        mover = SwapMover(sectors=cache.sectors, num_slots=self._num_slots)
         self._executor = ModelExecutor(runner=runner, mover=mover, faults=Faults(""))
         self._executor.warm_up()
         self.costs = self._executor.measure_swap_costs()

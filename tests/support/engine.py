@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chairlift_worker.attention.backends import make_backend
 from chairlift_worker.control import Control
 from chairlift_worker.engine import Engine
 from chairlift_worker.executor import ModelExecutor
@@ -36,12 +35,13 @@ from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.plan import StepPlan, StepResult
 from chairlift_worker.roster import Roster
-from chairlift_worker.runner import Runner
 from chairlift_worker.scheduler import Scheduler, StepLimits
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import ALWAYS_SWAP, SwapCosts
 from chairlift_worker.swap.pool import SwapPool
 from chairlift_worker.swap.space import SwapSpace
+
+from support.runners import module_runner
 
 LIMITS = StepLimits(
     max_batch_tokens=64, max_prefill_chunk=64, max_requests_per_batch=16, scheduler_type="fifo", safety_margin=0.0
@@ -141,10 +141,10 @@ class Rig:
     def __init__(self, model: LoadedModel, shape: Shape) -> None:
         self.shape = shape
         self.layout = shape.layout(model)
-        self.runner = Runner(
-            model=model.module,
-            layout=self.layout,
-            backend=make_backend(shape.backend),
+        self.runner = module_runner(
+            model.module,
+            self.layout,
+            backend=shape.backend,
             num_sectors=shape.num_sectors,
             max_blocks_per_request=shape.max_blocks_per_request,
             max_requests=shape.limits.max_requests_per_batch,

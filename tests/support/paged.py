@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from chairlift_worker.attention.backends import make_backend
 from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.kv.layout import CacheLayout, make_layout
 from chairlift_worker.model import load_model
 from chairlift_worker.plan import RowPlan, SampleSpec, StepPlan
-from chairlift_worker.runner import Runner
+
+from support.runners import module_runner
 
 MAX_BLOCKS, MAX_ROWS = 20, 6  # of the decode fast path
 GREEDY = SampleSpec(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, index=0, logprob=False)
@@ -63,10 +63,10 @@ class Desk:
         self.model = load_model(WorkerSettings(model=str(folder), dtype="float32"))
         self.layout = make_layout(self.model.layers, page_size=page_size)
         fast = in_place and not self.model.has_sliding_layers
-        self.runner = Runner(
-            model=self.model.module,
-            layout=self.layout,
-            backend=make_backend(name),
+        self.runner = module_runner(
+            self.model.module,
+            self.layout,
+            backend=name,
             num_sectors=num_pages,
             max_blocks_per_request=MAX_BLOCKS if fast else 0,
             max_requests=MAX_ROWS if fast else 0,

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chairlift_worker.attention.backends import make_backend
 from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.kv.layout import make_layout
 from chairlift_worker.model import load_model
@@ -14,6 +13,7 @@ from chairlift_worker.plan import RowResult, StepPlan, StepResult
 from chairlift_worker.runner import Runner
 from support.exactness import Comparisons
 from support.paged import some_ids
+from support.runners import module_runner
 from support.scheduling import Bench
 from support.tiny_models import Reference, gemma3_config, generate_ids, tiny_model, write_model
 
@@ -69,9 +69,7 @@ def bench_of(folder: Path, *, page_size: int, chunk: int, spare: int | None = No
     windows = tuple(layer.sliding_window for layer in model.layers)
     bench = Bench(num_pages=num_sectors, page_size=page_size, sharing=False, windows=windows, limits=limits)
     assert [group.sector_len for group in bench.layout.groups] == [group.sector_len for group in layout.groups]
-    bench.device = GreedyDevice(
-        Runner(model=model.module, layout=layout, backend=make_backend("native"), num_sectors=num_sectors)
-    )
+    bench.device = GreedyDevice(module_runner(model.module, layout, backend="native", num_sectors=num_sectors))
     return bench
 
 

@@ -9,6 +9,7 @@ import structlog
 import torch
 
 from chairlift_worker.attention.backends import make_backend
+from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.choice import find_faults
 from chairlift_worker.config import ModelFacts, SettingError, WorkerConfig, resolve
 from chairlift_worker.control import Control
@@ -26,7 +27,7 @@ from chairlift_worker.model.loader import load_model
 from chairlift_worker.model.weights import LiveWeights
 from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.roster import Roster
-from chairlift_worker.runner import Runner
+from chairlift_worker.runner import ModuleForward, Runner
 from chairlift_worker.scheduler import Scheduler, StepLimits
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import NEVER_SWAP
@@ -90,15 +91,15 @@ def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
 
 
 def _executor(config: WorkerConfig, model: LoadedModel, faults: Faults) -> ModelExecutor:
+    cache = PagedCache(layout=config.layout, num_sectors=config.num_blocks, dtype=model.dtype)
+    backend = make_backend(config.attn_implementation)
     runner = Runner(
-        model=model.module,
-        layout=config.layout,
-        backend=make_backend(config.attn_implementation),
-        num_sectors=config.num_blocks,
+        forward=ModuleForward(model=model.module, backend=backend, cache=cache),
+        cache=cache,
         max_blocks_per_request=config.max_blocks_per_request,
         max_requests=config.max_requests_per_batch,
     )
-    mover = SwapMover(sectors=runner.cache.sectors, num_slots=config.num_swap_blocks)
+    mover = SwapMover(sectors=cache.sectors, num_slots=config.num_swap_blocks)
     return ModelExecutor(runner=runner, mover=mover, faults=faults)
 
 

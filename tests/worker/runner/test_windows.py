@@ -75,14 +75,14 @@ def test_a_row_that_would_look_at_what_was_given_back_is_refused(backend: str) -
 def test_what_a_layer_reads_is_bounded_by_its_window() -> None:
     desk = Desk(tiny_model("gemma3"), page_size=4, num_pages=200)
     seen: dict[int | None, set[int]] = {None: set(), WINDOW: set()}
-    attend = desk.runner._backend.attend
+    attend = desk.runner._forward._backend.attend
 
     def watched(call, cache, metadata):
         seen[metadata.window] |= {group.context_slots.shape[1] for group in metadata.groups}
         seen[metadata.window] |= {len(span.context_slots) for span in metadata.spans}
         return attend(call, cache, metadata)
 
-    desk.runner._backend.attend = watched
+    desk.runner._forward._backend.attend = watched
     sequence = desk.sequence(some_ids(200))
     desk.step(sequence.row(190))
     desk.step(sequence.row(5))

@@ -1,0 +1,49 @@
+"""What a forward pass is, and the one through a transformers module."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from transformers.modeling_utils import PreTrainedModel
+
+from chairlift_worker.attention.base import AttentionBackend, RowForm
+from chairlift_worker.attention.cache import PagedCache
+from chairlift_worker.attention.interface import STEP_KEYWORD, AttentionSwitch
+from chairlift_worker.runner.batch import StepBatch
+
+
+class Forward(Protocol):
+    """From a batch to logits; the batch's keys and values are then in the cache."""
+
+    form: RowForm  # in which it wants the batch's rows told
+
+    def __call__(self, batch: StepBatch) -> torch.Tensor:
+        """(sampling rows, vocabulary) float32 logits, in the batch's order."""
+        ...
+
+
+class ModuleForward:
+    """A transformers module, its attention on pages."""
+
+    def __init__(self, *, model: PreTrainedModel, backend: AttentionBackend[Any], cache: PagedCache) -> None:
+        """`model` is in eval mode, on the cache's device; its config is never left changed."""
+        self.form: RowForm = backend.form
+        self._model = model
+        self._backend = backend
+        self._cache = cache
+        self._switch = AttentionSwitch(model)
+
+    def __call__(self, batch: StepBatch) -> torch.Tensor:
+        """(sampling rows, vocabulary) float32 logits, in the batch's order. Raises whatever the model raises."""
+        step = self._backend.step(self._cache, batch.metadata)
+        with self._switch:
+            output = self._model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.sampled,
+                **{STEP_KEYWORD: step},
+            )
+        logits: torch.Tensor = output.logits[0].float()
+        return logits

@@ -11,20 +11,17 @@ from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import grpc
 import structlog
 from chairlift_worker.ipc.channel import ServiceChannel
 from chairlift_worker.ipc.messages import ReadyMsg
 
-from chairlift_service.addresses import Address
 from chairlift_service.config import Configuration
 from chairlift_service.core import Core
 from chairlift_service.defaults import ignored_entries, request_defaults
+from chairlift_service.entrance import Entrance
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.lifecycle import Happening, ServedModel
-from chairlift_service.listeners import Listeners
 from chairlift_service.operations import LOOK_S
-from chairlift_service.servers import admin_server, main_server
 from chairlift_service.supervisor import WorkerStartError, worker_argv
 from chairlift_service.text.tokenizer import Tokenizer
 
@@ -79,7 +76,7 @@ class End(enum.Enum):
 async def run(configuration: Configuration, *, worker_command: Sequence[str] | None = None) -> int:
     """Serves until a signal comes. Returns the exit code: 0 after a drain, 1 where a second signal cut it short.
 
-    Raises ListenError, WorkerStartError, ServiceFailedError, each one line; all is cleaned up by then.
+    Raises FileError, ListenError, WorkerStartError, ServiceFailedError, each one line; all is cleaned up by then.
     `worker_command` replaces the worker's program, for tests. Must run in the main thread.
     """
     signals = Signals()
@@ -109,20 +106,19 @@ class App:
     def __init__(self, core: Core, *, signals: Signals) -> None:
         self._core = core
         self._signals = signals
-        self._servers: list[grpc.aio.Server] = []
-        self._listeners = Listeners()
+        self._entrance = Entrance(core)
         self._tokenizer: Tokenizer | None = None
 
     async def run(self) -> End:
         """Serves until the end."""
-        addresses = await self._listen()
+        await self._entrance.open()
         self._core.link.open(sink=self._core.dispatcher)
         ready = await self._until_first_signal(self._core.supervisor.start())
         if ready is None:
             return End.DRAINED
         self._core.lifecycle.serve(self._served_model(ready))
         name = self._core.configuration.worker.model
-        print(f"chairlift: serving {name} on {', '.join(map(str, addresses))}", flush=True)  # noqa: T201 - the one line
+        print(f"chairlift: serving {name} on {', '.join(map(str, self._entrance.addresses))}", flush=True)  # noqa: T201 - the one line
         sweeper = asyncio.create_task(self._sweep(), name="sweep of kept results")
         try:
             await self._until_first_signal(self._fail_when_lost())
@@ -137,28 +133,12 @@ class App:
         for health in (core.main_health, core.admin_health):
             health.close()
         cut = self._signals.second.is_set()
-        await asyncio.gather(*(server.stop(0 if cut else STATUS_GRACE_S) for server in self._servers))
+        await self._entrance.stop(grace_s=0 if cut else STATUS_GRACE_S)
         await core.supervisor.stop(patience_s=0 if cut else WORKER_PATIENCE_S)
         core.link.close()
-        self._listeners.remove_files()
+        self._entrance.remove_files()
         if self._tokenizer is not None:
             self._tokenizer.close()
-
-    async def _listen(self) -> list[Address]:
-        """Binds and starts the servers; returns the callers' addresses. Raises ListenError."""
-        configuration = self._core.configuration
-        max_bytes = configuration.service.max_message_bytes
-        server = main_server(self._core.main_servicers(), max_message_bytes=max_bytes)
-        self._servers.append(server)
-        addresses = [self._listeners.bind(server, address, setting="listen") for address in configuration.listen]
-        if configuration.admin_listen is not None:
-            admin = admin_server(self._core.admin_servicer(), self._core.admin_health, max_message_bytes=max_bytes)
-            self._servers.append(admin)
-            where = self._listeners.bind(admin, configuration.admin_listen, setting="admin_listen")
-            _log.info("admin service", address=str(where))
-        for each in self._servers:
-            await each.start()
-        return addresses
 
     def _served_model(self, ready: ReadyMsg) -> ServedModel:
         """What is known of the model now. Raises WorkerStartError if the service cannot use what the worker tells."""

@@ -31,6 +31,9 @@ class Reason(enum.StrEnum):
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     UNKNOWN_TOKEN_ID = "UNKNOWN_TOKEN_ID"  # noqa: S105 - a reason's name, no secret
     UNSUPPORTED_OPTION = "UNSUPPORTED_OPTION"
+    UNREADABLE_REQUEST = "UNREADABLE_REQUEST"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
     DUPLICATE_REQUEST_ID = "DUPLICATE_REQUEST_ID"
     REQUEST_NOT_FOUND = "REQUEST_NOT_FOUND"
     RESULT_EXPIRED = "RESULT_EXPIRED"
@@ -67,6 +70,9 @@ TABLE: Final[Mapping[Reason, Row]] = {
     Reason.PROMPT_TOO_LONG: Row(_CODE.INVALID_ARGUMENT, "The prompt does not fit the context or the cache."),
     Reason.UNKNOWN_TOKEN_ID: Row(_CODE.INVALID_ARGUMENT, "A token id is outside the vocabulary."),
     Reason.UNSUPPORTED_OPTION: Row(_CODE.INVALID_ARGUMENT, "An option that this version cannot honour."),
+    Reason.UNREADABLE_REQUEST: Row(_CODE.INTERNAL, "The bytes of the request are no message of its call."),
+    Reason.UNAUTHENTICATED: Row(_CODE.UNAUTHENTICATED, "The token is missing, or not one of the service's."),
+    Reason.PERMISSION_DENIED: Row(_CODE.PERMISSION_DENIED, "The token is not good for this call."),
     Reason.DUPLICATE_REQUEST_ID: Row(_CODE.ALREADY_EXISTS, "The request id belongs to a live request."),
     Reason.REQUEST_NOT_FOUND: Row(_CODE.NOT_FOUND, "No request of this id is live or kept."),
     Reason.RESULT_EXPIRED: Row(_CODE.OUT_OF_RANGE, "The result, or its part from this index, is no longer kept."),

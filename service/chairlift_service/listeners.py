@@ -9,7 +9,10 @@ import stat
 from pathlib import Path
 from typing import Final, Protocol
 
+import grpc
+
 from chairlift_service.addresses import Address, TcpAddress, UnixAddress
+from chairlift_service.tls import ServerTls
 
 _SOCKET_UMASK: Final = 0o177  # leaves mode 0600
 
@@ -23,6 +26,10 @@ class PortServer(Protocol):
 
     def add_insecure_port(self, address: str) -> int:
         """Binds; returns the port."""
+        ...
+
+    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
+        """Binds with TLS; returns the port."""
         ...
 
 
@@ -43,9 +50,14 @@ class SocketFile:
 
 
 class Listeners:
-    """All addresses of all servers, to be taken away together."""
+    """All addresses of all servers, to be taken away together.
 
-    def __init__(self) -> None:
+    With `tls`, all TCP addresses are encrypted. Unix sockets never are: what goes through them stays in the machine,
+    and the file's mode says who may.
+    """
+
+    def __init__(self, *, tls: ServerTls | None) -> None:
+        self._tls = tls
         self._files: list[SocketFile] = []
 
     def bind(self, server: PortServer, address: Address, *, setting: str) -> Address:
@@ -53,7 +65,7 @@ class Listeners:
         try:
             if isinstance(address, UnixAddress):
                 return self._bind_unix(server, address)
-            return _bind_tcp(server, address)
+            return self._bind_tcp(server, address)
         except ListenError as error:
             raise ListenError(f"{setting} = {error}") from error
 
@@ -61,6 +73,17 @@ class Listeners:
         """Removes the files of Unix sockets."""
         while self._files:
             self._files.pop().remove()
+
+    def _bind_tcp(self, server: PortServer, address: TcpAddress) -> Address:
+        _try_bind(address)  # gRPC's own error says little
+        try:
+            if self._tls is None:
+                port = server.add_insecure_port(str(address))
+            else:
+                port = server.add_secure_port(str(address), self._tls.credentials())
+        except RuntimeError as error:
+            raise ListenError(f"{address}: cannot be bound") from error
+        return TcpAddress(address.host, port)
 
     def _bind_unix(self, server: PortServer, address: UnixAddress) -> Address:
         _clear_way(address)
@@ -73,15 +96,6 @@ class Listeners:
         finally:
             os.umask(before)
         return address
-
-
-def _bind_tcp(server: PortServer, address: TcpAddress) -> Address:
-    _try_bind(address)  # gRPC's own error says little
-    try:
-        port = server.add_insecure_port(str(address))
-    except RuntimeError as error:
-        raise ListenError(f"{address}: cannot be bound") from error
-    return TcpAddress(address.host, port)
 
 
 def _try_bind(address: TcpAddress) -> None:

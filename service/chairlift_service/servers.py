@@ -17,10 +17,11 @@ from chairlift.v1 import (
 )
 from grpc_health.v1 import health_pb2_grpc
 
-from chairlift_service.grpc_options import server_options
+from chairlift_service.grpc_options import ConnectionLimits, server_options
 from chairlift_service.health import SERVICE_NAME as HEALTH_SERVICE
 from chairlift_service.health import Health
 from chairlift_service.servicers.admin import AdminServicer
+from chairlift_service.servicers.gate import Gate
 from chairlift_service.servicers.generation import GenerationServicer
 from chairlift_service.servicers.info import InfoServicer
 from chairlift_service.servicers.reflection import add_reflection
@@ -47,9 +48,9 @@ class MainServicers:
     health: Health
 
 
-def main_server(servicers: MainServicers, *, max_message_bytes: int) -> grpc.aio.Server:
+def main_server(servicers: MainServicers, *, gate: Gate, limits: ConnectionLimits) -> grpc.aio.Server:
     """The server for callers. Not bound, not started."""
-    server = grpc.aio.server(options=server_options(max_message_bytes=max_message_bytes))
+    server = grpc.aio.server(interceptors=(gate,), options=server_options(limits))
     generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(servicers.generation, server)  # type: ignore[no-untyped-call] # generated
     text_service_pb2_grpc.add_TextServiceServicer_to_server(servicers.text, server)  # type: ignore[no-untyped-call] # generated
     info_service_pb2_grpc.add_InfoServiceServicer_to_server(servicers.info, server)  # type: ignore[no-untyped-call] # generated
@@ -57,9 +58,9 @@ def main_server(servicers: MainServicers, *, max_message_bytes: int) -> grpc.aio
     return server
 
 
-def admin_server(admin: AdminServicer, health: Health, *, max_message_bytes: int) -> grpc.aio.Server:
+def admin_server(admin: AdminServicer, health: Health, *, gate: Gate, limits: ConnectionLimits) -> grpc.aio.Server:
     """The server for operators. Not bound, not started."""
-    server = grpc.aio.server(options=server_options(max_message_bytes=max_message_bytes))
+    server = grpc.aio.server(interceptors=(gate,), options=server_options(limits))
     admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call] # generated
     _add_standard(server, health, services=ADMIN_SERVICES)
     return server

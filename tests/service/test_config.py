@@ -48,11 +48,13 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "max_memory_percent": 0.5, "max_batch_tokens": 64, "max_prefill_chunk": 7, "max_requests_per_batch": 3,
         "scheduler_type": "prefill_first", "safety_margin": 0.25, "allow_block_sharing": False, "return_logprobs": True,
         "max_context": 100, "num_threads": 2, "trust_remote_code": True, "fault_injection": "x",
-        "listen": ["unix:/a", "localhost:0"], "admin_listen": "unix:/b", "insecure": True, "drain_timeout": 1.5,
+        "listen": ["unix:/a", "localhost:0"], "admin_listen": "unix:/b", "insecure": False, "drain_timeout": 1.5,
         "start_timeout": 2.0, "result_ttl": 0.0, "result_memory": 1, "max_message_bytes": 65536,
         "max_waiting_requests": 5, "max_waiting_tokens": 6, "model_defaults": False, "log_level": "debug",
         "log_format": "json", "cpu_offload_space": 2.5, "cpu_offload_space_safety_threshold": 0.5,
         "use_async_batching": True, "auto_switch_to_flash": False, "max_prompt_length": 11, "max_generated_length": 12,
+        "tls_cert": "c.pem", "tls_key": "k.pem", "tls_client_ca": "a.pem", "auth_token_file": "t",
+        "max_connection_age": 60.0, "max_connection_age_grace": 5.0, "max_connection_idle": 7.5,
         "max_blocks_per_request": 0, "model_config": ["sliding_window=4096", 'a="b"'],
     }  # fmt: skip
     names = {*ServiceSettings.__struct_fields__, *WorkerSettings.__struct_fields__}
@@ -116,6 +118,11 @@ def test_entries_with_commas_are_a_json_array_in_the_environment() -> None:
         ([*MODEL, "--listen", "0.0.0.0:1"], {}, ["listen = 0.0.0.0:1", "--insecure"]),
         ([*MODEL, "--admin-listen", "[::]:1"], {}, ["admin_listen = [::]:1", "--insecure"]),
         ([*MODEL, "--listen", "unix:/a", "--admin-listen", "unix:/a"], {}, ["admin_listen = unix:/a", "twice"]),
+        ([*MODEL, "--tls-cert", "c"], {}, ["tls_cert = c", "--tls-cert", "tls_key must be set"]),
+        ([*MODEL, "--tls-key", "k"], {}, ["tls_key = k", "tls_cert must be set"]),
+        ([*MODEL, "--tls-client-ca", "a"], {}, ["tls_client_ca = a", "tls_cert must be set"]),
+        ([*MODEL, "--tls-cert", "c", "--tls-key", "k", "--insecure"], {}, ["insecure = true", "tls_cert"]),
+        ([*MODEL, "--max-connection-age", "0"], {}, ["max_connection_age = 0", ">= 0.001"]),
         ([*MODEL, "--config", "/does/not/exist"], {}, ["/does/not/exist", "No such file"]),
     ],
 )
@@ -168,6 +175,8 @@ def test_the_deprecated_name_of_page_size_is_taken_with_a_warning(flags, environ
 
 def test_other_machines_are_let_in_only_when_that_is_said() -> None:
     config = load([*MODEL, "--listen", "0.0.0.0:7", "--insecure"], {})
+    assert config.listen == (TcpAddress("0.0.0.0", 7),)
+    config = load([*MODEL, "--listen", "0.0.0.0:7", "--tls-cert", "c", "--tls-key", "k"], {})
     assert config.listen == (TcpAddress("0.0.0.0", 7),)
 
 

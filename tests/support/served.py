@@ -71,6 +71,11 @@ class Served:
         return health_pb2_grpc.HealthStub(self.channel)
 
     @property
+    def tcp_target(self) -> str:
+        """With `tcp=True` alone."""
+        return str(self.app._entrance.addresses[1])
+
+    @property
     def worker_pid(self) -> int:
         (pid,) = self.core.supervisor.pids
         return pid
@@ -95,6 +100,7 @@ async def serving(
     script: dict[str, object] | None = None,
     ring_bytes: int = DEFAULT_RING_BYTES,
     admin: bool = False,
+    tcp: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """Runs the service until the end of the block, then drains it. `settings` are those of ServiceSettings."""
@@ -104,8 +110,9 @@ async def serving(
         address = UnixAddress(f"{folder}/s")
         flags = ["--model", "fake", "--listen", str(address), "--drain-timeout", "1"]
         flags += ["--admin-listen", f"unix:{folder}/admin"] if admin else []
+        flags += ["--listen", "127.0.0.1:0"] if tcp else []
         for name, value in settings.items():
-            flags += [f"--{name.replace('_', '-')}", str(value)]
+            flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         configuration = load(flags, {})
         channel = ServiceChannel.create(request_bytes=ring_bytes, result_bytes=DEFAULT_RING_BYTES)
         argv = worker_argv(channel=channel, settings=configuration.worker, command=COMMAND)

@@ -45,6 +45,11 @@ class Field:
         plain = _plain(self.hint)
         return typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
 
+    @property
+    def takes_pair(self) -> bool:
+        """Whether a pair of values is one of the things that it takes."""
+        return any(typing.get_origin(part) is tuple for part in typing.get_args(_plain(self.hint)))
+
     def parse(self, value: Any, *, origin: str, text: bool) -> Any:
         """The setting's value from what `origin` says.
 
@@ -53,6 +58,8 @@ class Field:
         """
         if self.is_list and isinstance(value, str):
             value = [value]
+        if self.takes_pair and text and "," in value:
+            value = [part.strip() for part in value.split(",")]
         try:
             return msgspec.convert(value, self.hint, strict=not text)
         except msgspec.ValidationError as error:

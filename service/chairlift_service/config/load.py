@@ -65,6 +65,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Configuration:
         values[field.name], origins[field.name] = _pick(field, flags=command.source, environment=environment, file=file)
     service = ServiceSettings(**{field.name: values[field.name] for field in _SERVICE_FIELDS})
     listen, admin_listen = _addresses(service, origins)
+    _check_tls(service, origins)
     return Configuration(
         service=service,
         worker=WorkerSettings(**{field.name: values[field.name] for field in _WORKER_FIELDS}),
@@ -103,9 +104,9 @@ def _addresses(service: ServiceSettings, origins: Mapping[str, str]) -> tuple[tu
             address = parse_address(text)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
-        if not address.is_local and not service.insecure:
+        if not address.is_local and not (service.insecure or service.tls_cert):
             raise ConfigError(
-                f"{where}: other machines can reach this address, and this version cannot encrypt: "
+                f"{where}: other machines can reach this address: encrypt it by --tls-cert and --tls-key, "
                 "use a loopback address or unix:PATH, or allow it by --insecure"
             )
         if str(address) in seen and not str(address).endswith(":0"):
@@ -116,3 +117,13 @@ def _addresses(service: ServiceSettings, origins: Mapping[str, str]) -> tuple[tu
     listen = tuple(parse("listen", text) for text in service.listen)
     admin = None if service.admin_listen is None else parse("admin_listen", service.admin_listen)
     return listen, admin
+
+
+def _check_tls(service: ServiceSettings, origins: Mapping[str, str]) -> None:
+    """Refuses settings of TLS that say too little, or contradict each other."""
+    for name, needed in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):
+        value = getattr(service, name)
+        if value is not None and getattr(service, needed) is None:
+            raise ConfigError(f"{name} = {one_line(value)} (from {origins[name]}): {needed} must be set too")
+    if service.insecure and service.tls_cert is not None:
+        raise ConfigError(f"insecure = true (from {origins['insecure']}): tls_cert says the opposite; give one of them")

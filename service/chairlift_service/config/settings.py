@@ -11,6 +11,7 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
+ConnectionSeconds = Annotated[float, Meta(ge=0.001, le=2e6)]  # gRPC counts milliseconds in 32 bits
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +28,26 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         bool,
         Meta(description="serve without encryption on addresses that other machines can reach"),
     ] = False
+    tls_cert: Annotated[
+        str | None, Meta(description="PEM file with the certificate chain; TCP addresses are encrypted then")
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="PEM file with the certificate's key, not encrypted")] = None
+    tls_client_ca: Annotated[
+        str | None, Meta(description="PEM file with the authorities of callers' certificates; callers need one then")
+    ] = None
+    auth_token_file: Annotated[
+        str | None, Meta(description="file with bearer tokens, TOKEN [NAME [ROLE,...]] a line; calls need one then")
+    ] = None
+    max_connection_age: Annotated[
+        ConnectionSeconds | None, Meta(description="seconds after which a connection is replaced; unset: never")
+    ] = None
+    max_connection_age_grace: Annotated[
+        ConnectionSeconds | None,
+        Meta(description="seconds that its calls then get to end; unset: as many as they need"),
+    ] = None
+    max_connection_idle: Annotated[
+        ConnectionSeconds | None, Meta(description="seconds after which a connection without calls is closed")
+    ] = None
     drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to end after SIGTERM")] = 30.0
     start_timeout: Annotated[Seconds, Meta(description="seconds that the worker may take to load the model")] = 600.0
     result_ttl: Annotated[

@@ -16,7 +16,7 @@ from chairlift_service.config.fields import ConfigError, Field, one_line
 
 ENV_PREFIX: Final = "CHAIRLIFT_"
 # Variables with the prefix that are not settings: the file's name, and what other programs of Chairlift read.
-OTHER_VARIABLES: Final = frozenset({"CHAIRLIFT_CONFIG", "CHAIRLIFT_TARGET"})
+OTHER_VARIABLES: Final = frozenset({"CHAIRLIFT_CONFIG", "CHAIRLIFT_TARGET", "CHAIRLIFT_TOKEN"})
 ALIASES: Final[Mapping[str, str]] = {"block_size": "page_size"}  # deprecated name: the setting
 
 

@@ -198,6 +198,15 @@ def _cancel(*_: object) -> None:
     raise asyncio.CancelledError
 
 
+async def test_bytes_that_are_no_message_are_internal_as_from_grpcs_other_servers(served: Served) -> None:
+    for method in ("GenerationService/Generate", "GenerationService/Complete", "TextService/Tokenize"):
+        kind = served.channel.unary_stream if method.endswith("/Generate") else served.channel.unary_unary
+        refused = await refusal(kind(f"/chairlift.v1.{method}")(b"\xff\xff"))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "UNREADABLE_REQUEST")
+        assert refused.initial_metadata == ()
+    await served.idle()
+
+
 async def test_tokens_outside_the_vocabulary_are_not_turned_into_text(served: Served) -> None:
     refused = await refusal(served.text.Detokenize(text_service_pb2.DetokenizeRequest(token_ids=[1, VOCAB_SIZE])))
     assert (refused.code, refused.reason, refused.fields) == (INVALID, "UNKNOWN_TOKEN_ID", ("token_ids[1]",))

@@ -1,5 +1,6 @@
 """Client of the Chairlift gRPC service: blocking, asyncio, and a manager with the method names of transformers."""
 
+from chairlift_client._access import Access, Tls
 from chairlift_client._async import AsyncAdminClient, AsyncClient
 from chairlift_client._errors import (
     CallCancelledError,
@@ -61,6 +62,7 @@ from chairlift_client.manager import (
 
 __all__ = [
     "Accepted",
+    "Access",
     "AdminClient",
     "AsyncAdminClient",
     "AsyncClient",
@@ -108,6 +110,7 @@ __all__ = [
     "Setting",
     "TakenOverError",
     "Timings",
+    "Tls",
     "TokenLogprobs",
     "Tokens",
     "UnauthenticatedError",

@@ -13,7 +13,8 @@ import grpc.aio
 from chairlift.v1 import admin_service_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
 from google.protobuf import wrappers_pb2
 
-from chairlift_client import _channel, _convert, _errors, _requests
+from chairlift_client import _convert, _errors, _requests
+from chairlift_client._access import Access, Connection
 from chairlift_client._requests import GenerateOptions, Prompt
 from chairlift_client._streams import AsyncEventStream
 from chairlift_client._stubs import Stubs
@@ -35,6 +36,7 @@ class AsyncClient:
     """An asyncio connection to a Chairlift service; make it inside a running event loop. The twin of `Client`.
 
     `target` is `HOST:PORT` or `unix:PATH`; without it, the environment's CHAIRLIFT_TARGET, else 127.0.0.1:50051.
+    `tls`, `token` and `token_in_clear`: see `Access`.
     Connecting happens with the first call. Each call takes a `timeout` in seconds, which reaches the scheduler as the
     request's deadline, and raises a `ChairliftError`. Cancelling the task that waits for a call cancels the request.
 
@@ -45,10 +47,11 @@ class AsyncClient:
     'abca'
     """
 
-    def __init__(self, target: str | None = None) -> None:
-        self.target = _channel.resolve_target(target)
-        self._channel = grpc.aio.insecure_channel(self.target, options=_channel.channel_options(self.target))
-        self._stubs = Stubs(self._channel)
+    def __init__(self, target: str | None = None, **access: Unpack[Access]) -> None:
+        connection = Connection.resolve(target, access)
+        self.target = connection.target
+        self._channel = connection.open_async()
+        self._stubs = Stubs(self._channel, metadata=connection.metadata)
 
     async def __aenter__(self) -> Self:
         return self
@@ -158,10 +161,11 @@ class AsyncClient:
 class AsyncAdminClient:
     """An asyncio connection to a service's admin address (its `--admin-listen`). The twin of `AdminClient`."""
 
-    def __init__(self, target: str | None = None) -> None:
-        self.target = _channel.resolve_target(target)
-        self._channel = grpc.aio.insecure_channel(self.target, options=_channel.channel_options(self.target))
-        self._stubs = Stubs(self._channel)
+    def __init__(self, target: str | None = None, **access: Unpack[Access]) -> None:
+        connection = Connection.resolve(target, access)
+        self.target = connection.target
+        self._channel = connection.open_async()
+        self._stubs = Stubs(self._channel, metadata=connection.metadata)
 
     async def __aenter__(self) -> Self:
         return self

@@ -54,6 +54,11 @@ def resolve_target(target: str | None = None) -> str:
     raise ValueError(f"not an address: {chosen!r} (expected HOST:PORT or unix:PATH)")
 
 
+def is_local(target: str) -> bool:
+    """Whether what is sent to `target`, an address from `resolve_target`, stays in this machine."""
+    return target.startswith("unix:") or _LOOPBACK.match(target) is not None
+
+
 def channel_options(target: str) -> list[tuple[str, Any]]:
     """Options of gRPC for a channel to `target`, an address from `resolve_target`."""
     options: list[tuple[str, Any]] = [

@@ -10,7 +10,8 @@ import grpc
 from chairlift.v1 import admin_service_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
 from google.protobuf import wrappers_pb2
 
-from chairlift_client import _channel, _convert, _errors, _requests
+from chairlift_client import _convert, _errors, _requests
+from chairlift_client._access import Access, Connection
 from chairlift_client._requests import GenerateOptions, Prompt
 from chairlift_client._streams import EventStream
 from chairlift_client._stubs import Stubs
@@ -32,6 +33,7 @@ class Client:
     """A blocking connection to a Chairlift service. Safe to share between threads.
 
     `target` is `HOST:PORT` or `unix:PATH`; without it, the environment's CHAIRLIFT_TARGET, else 127.0.0.1:50051.
+    `tls`, `token` and `token_in_clear`: see `Access`.
     Connecting happens with the first call. Each call takes a `timeout` in seconds, which reaches the scheduler as the
     request's deadline, and raises a `ChairliftError`.
 
@@ -40,10 +42,11 @@ class Client:
     echo echo
     """
 
-    def __init__(self, target: str | None = None) -> None:
-        self.target = _channel.resolve_target(target)
-        self._channel = grpc.insecure_channel(self.target, options=_channel.channel_options(self.target))
-        self._stubs = Stubs(self._channel)
+    def __init__(self, target: str | None = None, **access: Unpack[Access]) -> None:
+        connection = Connection.resolve(target, access)
+        self.target = connection.target
+        self._channel = connection.open()
+        self._stubs = Stubs(self._channel, metadata=connection.metadata)
 
     def __enter__(self) -> Self:
         return self
@@ -214,10 +217,11 @@ class AdminClient:
     0
     """
 
-    def __init__(self, target: str | None = None) -> None:
-        self.target = _channel.resolve_target(target)
-        self._channel = grpc.insecure_channel(self.target, options=_channel.channel_options(self.target))
-        self._stubs = Stubs(self._channel)
+    def __init__(self, target: str | None = None, **access: Unpack[Access]) -> None:
+        connection = Connection.resolve(target, access)
+        self.target = connection.target
+        self._channel = connection.open()
+        self._stubs = Stubs(self._channel, metadata=connection.metadata)
 
     def __enter__(self) -> Self:
         return self

@@ -30,19 +30,13 @@ class ServerTls:
     def __init__(self, files: TlsFiles) -> None:
         """Reads the files. Raises FileError."""
         paths = [path for path in (files.cert, files.key, files.client_ca) if path is not None]
-        self._mutual = files.client_ca is not None
-        self._configuration = Watched(paths, read=lambda: _read(files))
-
-    @property
-    def mutual(self) -> bool:
+        self._watched = Watched(paths, read=lambda: _read(files))
+        self.mutual = files.client_ca is not None
         """Whether callers need a certificate."""
-        return self._mutual
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """For `add_secure_port`."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration.current(), self._configuration.current, require_client_authentication=self._mutual
+        self.credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
+            self._watched.current(), self._watched.current, require_client_authentication=self.mutual
         )
+        """For `add_secure_port`, whatever the address."""
 
 
 def _read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:

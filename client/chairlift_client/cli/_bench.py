@@ -14,7 +14,8 @@ import grpc
 import grpc.aio
 from chairlift.v1 import generation_service_pb2
 
-from chairlift_client import _channel, _errors, _requests
+from chairlift_client import _errors, _requests
+from chairlift_client._access import Connection
 from chairlift_client._progress import Progress
 from chairlift_client._requests import GenerateOptions
 from chairlift_client._stubs import Stubs
@@ -76,9 +77,10 @@ async def _run(
     requests: list[generation_service_pb2.GenerateRequest], options: argparse.Namespace
 ) -> tuple[list[Measured], float]:
     """Send all requests as the options say. Returns what was measured, and the seconds from first to last."""
-    async with grpc.aio.insecure_channel(options.target, options=_channel.channel_options(options.target)) as channel:
-        generate = Stubs(channel).generation.Generate
-        await _connect(channel, options.target)
+    connection = Connection.resolve(options.target, options.access)
+    async with connection.open_async() as channel:
+        generate = Stubs(channel, metadata=connection.metadata).generation.Generate
+        await _connect(channel, connection.target)
         with Progress(total=len(requests), stream=sys.stderr) as progress:
             if options.rate:
                 tasks = await _at_rate(generate, requests, progress, rate=options.rate, seed=options.seed)

@@ -7,10 +7,10 @@ import contextlib
 import sys
 from typing import Any
 
-import grpc
 from chairlift.v1 import generation_service_pb2
 
-from chairlift_client import _channel, _requests
+from chairlift_client import _requests
+from chairlift_client._access import Connection
 from chairlift_client._requests import GenerateOptions
 from chairlift_client._streams import EventStream
 from chairlift_client._stubs import Stubs
@@ -54,10 +54,9 @@ def run(options: argparse.Namespace) -> int:
         request=_requests.generation_request(_input.read_prompt(options), _request_options(options))
     )
     show = _show_json if options.json else _show_ids if options.output == "ids" else _show_text
-    with contextlib.closing(
-        grpc.insecure_channel(options.target, options=_channel.channel_options(options.target))
-    ) as channel:
-        call = Stubs(channel).generation.Generate(request, timeout=options.deadline)
+    connection = Connection.resolve(options.target, options.access)
+    with contextlib.closing(connection.open()) as channel:
+        call = Stubs(channel, metadata=connection.metadata).generation.Generate(request, timeout=options.deadline)
         events: EventStream[Any] = EventStream(call, lambda message: message)
         with events:
             _stream(events, show, newline=not options.json)

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from chairlift_client import _channel
 from chairlift_client._errors import ChairliftError
-from chairlift_client.cli import _bench, _generate, _operate, _service, _tokenize
+from chairlift_client.cli import _access_options, _bench, _generate, _operate, _service, _tokenize
 from chairlift_client.cli._output import WrongUseError, print_error
 
 GOOD: Final = 0
@@ -24,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        options.target = _channel.resolve_target(options.target)
+        options.access = _access_options.read_access(options)
         exit_code: int = options.run(options)
     except ChairliftError as error:
         print_error(error, as_json=options.json)
@@ -44,12 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="chairlift", description="Talk to a Chairlift service.", allow_abbrev=False)
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    common.add_argument(
-        "--target",
-        metavar="ADDR",
-        help=f"HOST:PORT or unix:PATH; admin commands name the admin address (default: ${_channel.TARGET_VARIABLE}, "
-        f"else {_channel.DEFAULT_TARGET})",
-    )
+    _access_options.add_access(common)
     common.add_argument("--json", action="store_true", help="machine-readable output")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for add_to in (

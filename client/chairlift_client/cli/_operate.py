@@ -19,7 +19,7 @@ def add_flush_prefix_cache(commands: Commands, common: argparse.ArgumentParser) 
 
 def run_flush_prefix_cache(options: argparse.Namespace) -> int:
     """Run `flush-prefix-cache`."""
-    with AdminClient(options.target) as admin:
+    with AdminClient(options.target, **options.access) as admin:
         num_blocks = admin.flush_prefix_cache()
     return _tell(options, {"num_blocks": num_blocks}, f"{num_blocks} pages forgotten")
 
@@ -32,7 +32,7 @@ def add_pause(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def run_pause(options: argparse.Namespace) -> int:
     """Run `pause`."""
-    with AdminClient(options.target) as admin:
+    with AdminClient(options.target, **options.access) as admin:
         num_requests = admin.pause()
     return _tell(options, {"num_requests": num_requests}, f"paused; {num_requests} requests stand still")
 
@@ -44,7 +44,7 @@ def add_resume(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def run_resume(options: argparse.Namespace) -> int:
     """Run `resume`."""
-    with AdminClient(options.target) as admin:
+    with AdminClient(options.target, **options.access) as admin:
         admin.resume()
     return _tell(options, {}, "resumed")
 
@@ -58,7 +58,7 @@ def add_drain(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def run_drain(options: argparse.Namespace) -> int:
     """Run `drain`."""
-    with AdminClient(options.target) as admin:
+    with AdminClient(options.target, **options.access) as admin:
         admin.drain(timeout=options.deadline)
     return _tell(options, {}, "drained")
 
@@ -71,7 +71,7 @@ def add_stop(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def run_stop(options: argparse.Namespace) -> int:
     """Run `stop`."""
-    with AdminClient(options.target) as admin:
+    with AdminClient(options.target, **options.access) as admin:
         num_requests = admin.stop()
     return _tell(options, {"num_requests": num_requests}, f"stopped; {num_requests} requests were ended")
 
@@ -85,7 +85,7 @@ def add_update_weights(commands: Commands, common: argparse.ArgumentParser) -> N
 
 def run_update_weights(options: argparse.Namespace) -> int:
     """Run `update-weights`. A relative path is one of here."""
-    with AdminClient(options.target) as admin:
+    with AdminClient(options.target, **options.access) as admin:
         update = admin.update_weights(options.folder.absolute())
     text = f"{update.num_tensors} tensors replaced; {update.num_requests} requests will be computed again"
     return _tell(options, dataclasses.asdict(update), text)

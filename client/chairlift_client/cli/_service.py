@@ -8,7 +8,8 @@ import contextlib
 import grpc
 from chairlift.v1 import info_service_pb2
 
-from chairlift_client import _channel, _errors
+from chairlift_client import _errors
+from chairlift_client._access import Connection
 from chairlift_client._stubs import Stubs
 from chairlift_client._sync import Client
 from chairlift_client._types import HealthStatus
@@ -25,7 +26,7 @@ def add_health(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def run_health(options: argparse.Namespace) -> int:
     """Run `health`."""
-    with Client(options.target) as client:
+    with Client(options.target, **options.access) as client:
         status = client.health(options.service, timeout=options.deadline)
     if options.json:
         print_json({"status": status.name})
@@ -41,10 +42,9 @@ def add_info(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def run_info(options: argparse.Namespace) -> int:
     """Run `info`: GetServer's fields, and GetModel's under `model`. Statistics are numbers in JSON, not strings."""
-    with contextlib.closing(
-        grpc.insecure_channel(options.target, options=_channel.channel_options(options.target))
-    ) as channel:
-        stubs = Stubs(channel)
+    connection = Connection.resolve(options.target, options.access)
+    with contextlib.closing(connection.open()) as channel:
+        stubs = Stubs(channel, metadata=connection.metadata)
         try:
             server = stubs.info.GetServer(info_service_pb2.GetServerRequest())
             model = stubs.info.GetModel(info_service_pb2.GetModelRequest())
@@ -81,7 +81,7 @@ def run_cancel(options: argparse.Namespace) -> int:
     """Run `cancel`. An id that nobody knows is an outcome, not an error."""
     if not options.ids and not options.session:
         raise WrongUseError("name request ids, or a --session")
-    with Client(options.target) as client:
+    with Client(options.target, **options.access) as client:
         outcomes = client.cancel(*options.ids, session=options.session)
     if options.json:
         print_json({"outcomes": [{"request_id": name, "status": status.name} for name, status in outcomes.items()]})

@@ -20,7 +20,7 @@ def add_tokenize(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    with Client(options.target) as client:
+    with Client(options.target, **options.access) as client:
         tokens = client.tokenize(_input.read_text(options.text), add_special_tokens=not options.no_special_tokens)
     if options.json:
         print_json({"token_ids": tokens.token_ids, "tokens": tokens.tokens})

@@ -7,9 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import grpc
-
-from chairlift_client import _channel
+from chairlift_client._access import Connection
 from chairlift_client._stubs import Stubs
 from chairlift_client.manager._inbox import Inbox
 from chairlift_client.manager._output import GenerationOutput
@@ -33,13 +31,13 @@ class ContinuousBatchingManager:
     def __init__(
         self,
         *,
-        target: str,
+        connection: Connection,
         generation_config: object,
         continuous_batching_config: object | None,
         reconnect_timeout: float,
     ) -> None:
-        self._channel = grpc.insecure_channel(target, options=_channel.channel_options(target))
-        stubs = Stubs(self._channel)
+        self._channel = connection.open()
+        stubs = Stubs(self._channel, metadata=connection.metadata)
         releaser = Releaser(cancel=stubs.generation.Cancel)
         self._inbox = Inbox(releaser=releaser)
         self._session = Session(

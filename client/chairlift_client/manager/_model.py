@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Unpack
 
-from chairlift_client import _channel
+from chairlift_client._access import Access, Connection
 from chairlift_client._progress import Progress
 from chairlift_client.manager._batch import run_batch
 from chairlift_client.manager._generation_config import GenerationConfig
@@ -24,9 +24,15 @@ class RemoteModel:
     """
 
     def __init__(
-        self, target: str, *, generation_config: object | None = None, reconnect_timeout: float = _RECONNECT_TIMEOUT
+        self,
+        target: str | None,
+        *,
+        generation_config: object | None = None,
+        reconnect_timeout: float = _RECONNECT_TIMEOUT,
+        **access: Unpack[Access],
     ) -> None:
-        self.target = target
+        self._connection = Connection.resolve(target, access)
+        self.target = self._connection.target
         self.generation_config = generation_config if generation_config is not None else GenerationConfig()
         self._reconnect_timeout = reconnect_timeout
         self._cached_manager: ContinuousBatchingManager | None = None
@@ -42,7 +48,7 @@ class RemoteModel:
         if self._cached_manager is not None:
             return self._cached_manager
         return ContinuousBatchingManager(
-            target=self.target,
+            connection=self._connection,
             generation_config=self.generation_config if generation_config is None else generation_config,
             continuous_batching_config=continuous_batching_config,
             reconnect_timeout=self._reconnect_timeout,
@@ -126,9 +132,12 @@ class RemoteModel:
             )
 
 
-def connect(target: str | None = None, *, generation_config: object | None = None) -> RemoteModel:
+def connect(
+    target: str | None = None, *, generation_config: object | None = None, **access: Unpack[Access]
+) -> RemoteModel:
     """The model served at `target` (`HOST:PORT`, `unix:PATH`; else CHAIRLIFT_TARGET, else 127.0.0.1:50051).
 
-    Stands where `AutoModelForCausalLM.from_pretrained(...)` stood; nothing is loaded, and nothing called yet.
+    Stands where `AutoModelForCausalLM.from_pretrained(...)` stood; nothing is loaded, and nothing called yet. `tls`,
+    `token` and `token_in_clear`: see `Access`.
     """
-    return RemoteModel(_channel.resolve_target(target), generation_config=generation_config)
+    return RemoteModel(target, generation_config=generation_config, **access)

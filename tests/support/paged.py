@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from chairlift_worker.attention.native_kernel import Isa
 from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.kv.layout import CacheLayout, make_layout
 from chairlift_worker.model import load_model
 from chairlift_worker.plan import RowPlan, SampleSpec, StepPlan
 
+from support.decoder_runner import decoder_runner
 from support.runners import module_runner
 
 MAX_BLOCKS, MAX_ROWS = 20, 6  # of the decode fast path
@@ -58,19 +60,34 @@ class Desk:
     """A runner with a shuffled supply of sectors."""
 
     def __init__(self, folder: Path, *, backend: str = "sdpa", page_size: int = 4, num_pages: int = 64) -> None:
-        """`backend` is a name; `native, in place` takes the decode fast path where there are no windows."""
+        """`backend` is a name; `native, in place` takes the decode fast path where there are no windows.
+
+        `decoder` is the native decoder with the best instruction set, `decoder AVX2` with another.
+        """
         name, _, in_place = backend.partition(", ")
         self.model = load_model(WorkerSettings(model=str(folder), dtype="float32"))
         self.layout = make_layout(self.model.layers, page_size=page_size)
         fast = in_place and not self.model.has_sliding_layers
-        self.runner = module_runner(
-            self.model.module,
-            self.layout,
-            backend=name,
-            num_sectors=num_pages,
-            max_blocks_per_request=MAX_BLOCKS if fast else 0,
-            max_requests=MAX_ROWS if fast else 0,
-        )
+        blocks, rows = (MAX_BLOCKS, MAX_ROWS) if fast else (0, 0)
+        if name.startswith("decoder"):
+            isa = Isa[name.removeprefix("decoder").strip() or "BEST"]
+            self.runner = decoder_runner(
+                self.model,
+                self.layout,
+                num_sectors=num_pages,
+                isa=isa,
+                max_blocks_per_request=blocks,
+                max_requests=rows,
+            )
+        else:
+            self.runner = module_runner(
+                self.model.module,
+                self.layout,
+                backend=name,
+                num_sectors=num_pages,
+                max_blocks_per_request=blocks,
+                max_requests=rows,
+            )
         self._sectors = Sectors(self.layout, num_pages)
         self._uids = 0
 

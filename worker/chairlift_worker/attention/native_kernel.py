@@ -46,7 +46,9 @@ _MEANINGS = {
 }
 
 
-class _Step(ctypes.Structure):
+class StepStruct(ctypes.Structure):
+    """The rows of a step."""
+
     _fields_ = (
         ("row_first", ctypes.c_void_p),
         ("row_start", ctypes.c_void_p),
@@ -57,7 +59,9 @@ class _Step(ctypes.Structure):
     )
 
 
-class _Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
+    """One layer."""
+
     _fields_ = (
         ("cache", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
@@ -111,6 +115,26 @@ class LayerArguments:
     isa: Isa = Isa.BEST
 
 
+def layer_struct(a: LayerArguments) -> LayerStruct:
+    """The struct of a layer."""
+    return LayerStruct(
+        cache=a.cache,
+        sinks=a.sinks,
+        num_units=a.num_units,
+        cache_type=a.cache_type,
+        io_type=a.io_type,
+        isa=a.isa,
+        page_size=a.page_size,
+        heads=a.heads,
+        kv_heads=a.kv_heads,
+        head_dim=a.head_dim,
+        unit_offset=a.unit_offset,
+        window=a.window,
+        scale=a.scale,
+        softcap=a.softcap,
+    )
+
+
 class NativeStep:
     """The rows of a step, for all layers of one page table. The arrays behind the addresses must outlive it."""
 
@@ -120,7 +144,7 @@ class NativeStep:
         self, *, row_first: int, row_start: int, tables: int, table_stride: int, num_rows: int, num_threads: int
     ) -> None:
         """Addresses of int32 arrays: (rows + 1,), (rows,), (rows, table_stride). num_threads must be torch's number."""
-        self._struct = _Step(row_first, row_start, tables, table_stride, num_rows, num_threads)
+        self._struct = StepStruct(row_first, row_start, tables, table_stride, num_rows, num_threads)
         self.address = ctypes.addressof(self._struct)
 
 
@@ -133,23 +157,7 @@ class NativeLayer:
         """Raises ValueError where this machine lacks the instruction set."""
         if not has_isa(arguments.isa):
             raise ValueError(f"this machine lacks {arguments.isa.name}; it has {', '.join(i.name for i in isas())}")
-        a = arguments
-        self._struct = _Layer(
-            cache=a.cache,
-            sinks=a.sinks,
-            num_units=a.num_units,
-            cache_type=a.cache_type,
-            io_type=a.io_type,
-            isa=a.isa,
-            page_size=a.page_size,
-            heads=a.heads,
-            kv_heads=a.kv_heads,
-            head_dim=a.head_dim,
-            unit_offset=a.unit_offset,
-            window=a.window,
-            scale=a.scale,
-            softcap=a.softcap,
-        )
+        self._struct = layer_struct(arguments)
         self.address = ctypes.addressof(self._struct)
         self._attend = _library().chairlift_attend
 

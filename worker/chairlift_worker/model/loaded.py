@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers.modeling_utils import PreTrainedModel
 
+from chairlift_worker.attention.base import AttentionOptions
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.ipc.messages import ModelCardMsg
 
@@ -28,6 +29,7 @@ class LoadedModel:
     num_parameters: int
     generation_config: dict[str, object]  # generation_config.json as it is; empty if there is none
     layers: tuple[LayerFacts, ...]
+    attention_options: tuple[AttentionOptions, ...]  # one for each layer
     overridden: tuple[str, ...] = ()  # entries of its config that a setting changed
 
     @property

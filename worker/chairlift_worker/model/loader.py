@@ -71,6 +71,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
             num_parameters=sum(parameter.numel() for parameter in module.parameters()),
             generation_config=generation,
             layers=shape.layers,
+            attention_options=shape.options,
             overridden=overridden.names,
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers.modeling_utils import PreTrainedModel
 
-from chairlift_worker.attention.base import AttentionCall
+from chairlift_worker.attention.base import AttentionCall, AttentionOptions
 from chairlift_worker.attention.interface import STEP_KEYWORD, AttentionRefused, AttentionSwitch
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.model.checks import text_config
@@ -23,6 +23,7 @@ class ModelShape:
     """What the probe found."""
 
     layers: tuple[LayerFacts, ...]
+    options: tuple[AttentionOptions, ...]  # one for each layer
     vocab_size: int  # rows of the output layer
 
 
@@ -31,6 +32,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerFacts] = {}
+        self.options: dict[int, AttentionOptions] = {}
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         num_kv_heads, head_dim = call.key.shape[1:]
@@ -40,6 +42,7 @@ class _Recorder:
             raise AttentionRefused(f"layer {call.layer} attends twice")
         window = call.options.sliding_window
         self.layers[call.layer] = LayerFacts(num_kv_heads=num_kv_heads, head_dim=head_dim, sliding_window=window)
+        self.options[call.layer] = call.options
         return torch.zeros_like(call.query)
 
 
@@ -69,4 +72,5 @@ def probe(asked: str, model: PreTrainedModel) -> ModelShape:
     if output.logits.shape[1] != 1:
         raise ModelError(f"model = {asked}: {architecture} is not supported: it does not select rows (logits_to_keep)")
     layers = tuple(recorder.layers[i] for i in range(num_layers))
-    return ModelShape(layers=layers, vocab_size=output.logits.shape[2])
+    options = tuple(recorder.options[i] for i in range(num_layers))
+    return ModelShape(layers=layers, options=options, vocab_size=output.logits.shape[2])

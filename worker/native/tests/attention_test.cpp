@@ -1,5 +1,5 @@
 // The attention kernels against the plain formula, in memory of exactly their size, with one thread and with several.
-// Vectors are widened by the build option CHAIRLIFT_ATTENTION_LANES to what this machine need not have.
+// Vectors are widened by the build option CHAIRLIFT_LANES to what this machine need not have.
 #include <algorithm>
 #include <cmath>
 #include <memory>

@@ -6,7 +6,7 @@
 namespace chairlift {
 namespace {
 
-#if defined(CHAIRLIFT_ATTENTION_AVX512)
+#if defined(CHAIRLIFT_AVX512)
 constexpr int kFewHeads = 6;  // heads at a time: what the registers hold
 #else
 constexpr int kFewHeads = 3;

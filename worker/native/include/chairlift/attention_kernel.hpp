@@ -5,12 +5,9 @@
 #include <cstdint>
 
 #include "chairlift/attention.hpp"
+#include "chairlift/bf16.hpp"
 
 namespace chairlift {
-
-struct Bf16 {
-  std::uint16_t bits;
-};
 
 // Positions [first, last) of one row, as one key-value head has them.
 struct KeySpan {

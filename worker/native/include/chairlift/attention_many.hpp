@@ -8,7 +8,7 @@
 namespace chairlift {
 namespace {
 
-#if defined(CHAIRLIFT_ATTENTION_AVX512)
+#if defined(CHAIRLIFT_AVX512)
 constexpr int kProductRows = 12;
 #else
 constexpr int kProductRows = 6;

@@ -9,6 +9,9 @@ namespace chairlift {
 // must not throw. Give torch's own number of threads, or 1, which involves no pool.
 void parallel_region(int num_threads, void (*body)(void*), void* context);
 
+// In a body: how many threads run it. They may be fewer than were asked for, where OpenMP is told to have fewer.
+int region_threads();
+
 }  // namespace chairlift
 
 extern "C" {

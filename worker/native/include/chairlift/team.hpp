@@ -1,0 +1,67 @@
+// Threads of one parallel region that work through phases together: each takes pieces of a phase until none is left,
+// then waits for the others. Waiting spins for a moment and then sleeps, since the cores may be needed elsewhere.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+namespace chairlift {
+
+class Team {
+ public:
+  // For regions with at most `phases` phases.
+  void reset(std::int32_t phases) {
+    if (phases > capacity_) {
+      next_ = std::make_unique<Counter[]>(static_cast<std::size_t>(phases));
+      capacity_ = phases;
+    }
+    for (std::int32_t i = 0; i < phases; ++i) {
+      next_[static_cast<std::size_t>(i)].value.store(0, std::memory_order_relaxed);
+    }
+    arrived_.store(0, std::memory_order_relaxed);
+  }
+
+  // The next piece of a phase that nobody has taken; at or beyond the number of pieces there is none left.
+  std::int32_t take(std::int32_t phase) {
+    return next_[static_cast<std::size_t>(phase)].value.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // Returns when all `size` threads of the region have come here.
+  void meet(std::int32_t size) {
+    if (size == 1) return;
+    const std::uint32_t round = round_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+      round_.notify_all();
+      return;
+    }
+    for (int spins = 0; spins < kSpins; ++spins) {
+      if (round_.load(std::memory_order_acquire) != round) return;
+      pause();
+    }
+    round_.wait(round, std::memory_order_acquire);
+  }
+
+ private:
+  static constexpr int kSpins = 4000;  // some 50 to 100 microseconds
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  struct alignas(64) Counter {
+    std::atomic<std::int32_t> value{0};
+  };
+
+  std::unique_ptr<Counter[]> next_;
+  std::int32_t capacity_ = 0;
+  alignas(64) std::atomic<std::int32_t> arrived_{0};
+  alignas(64) std::atomic<std::uint32_t> round_{0};
+};
+
+}  // namespace chairlift

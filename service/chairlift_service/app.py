@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import json
 import signal
 from collections.abc import Coroutine, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -23,6 +21,7 @@ from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.lifecycle import Happening, ServedModel
 from chairlift_service.operations import LOOK_S
 from chairlift_service.supervisor import WorkerStartError, worker_argv
+from chairlift_service.text.chat import ChatPrompts
 from chairlift_service.text.tokenizer import Tokenizer
 
 SWEEP_PERIOD_S: Final = 1.0
@@ -108,6 +107,7 @@ class App:
         self._signals = signals
         self._entrance = Entrance(core)
         self._tokenizer: Tokenizer | None = None
+        self._chat: ChatPrompts | None = None
 
     async def run(self) -> End:
         """Serves until the end."""
@@ -137,6 +137,8 @@ class App:
         await core.supervisor.stop(patience_s=0 if cut else WORKER_PATIENCE_S)
         core.link.close()
         self._entrance.remove_files()
+        if self._chat is not None:
+            await self._chat.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
 
@@ -145,6 +147,7 @@ class App:
         card, settings = ready.model, self._core.configuration
         try:
             self._tokenizer = Tokenizer.load(card.tokenizer_dir)
+            self._chat = ChatPrompts.load(card.tokenizer_dir, tokenizer=self._tokenizer)
             defaults = request_defaults(
                 card.generation_config,
                 model_defaults=settings.service.model_defaults,
@@ -158,7 +161,7 @@ class App:
             card=card,
             tokenizer=self._tokenizer,
             defaults=defaults,
-            has_chat_template=_has_chat_template(Path(card.tokenizer_dir)),
+            chat=self._chat,
             prefix_sharing=settings.worker.allow_block_sharing,
             settings=ready.settings,
         )
@@ -204,13 +207,3 @@ class App:
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             self._core.registry.sweep()
-
-
-def _has_chat_template(folder: Path) -> bool:
-    """Whether the tokenizer's folder brings a chat template, in any of the places where transformers puts one."""
-    if (folder / "chat_template.jinja").is_file() or (folder / "additional_chat_templates").is_dir():
-        return True
-    with contextlib.suppress(OSError, ValueError):
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        return isinstance(config, dict) and bool(config.get("chat_template"))
-    return False

@@ -31,6 +31,8 @@ class Reason(enum.StrEnum):
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     UNKNOWN_TOKEN_ID = "UNKNOWN_TOKEN_ID"  # noqa: S105 - a reason's name, no secret
     UNSUPPORTED_OPTION = "UNSUPPORTED_OPTION"
+    TEMPLATE_ERROR = "TEMPLATE_ERROR"
+    NO_CHAT_TEMPLATE = "NO_CHAT_TEMPLATE"
     UNREADABLE_REQUEST = "UNREADABLE_REQUEST"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     PERMISSION_DENIED = "PERMISSION_DENIED"
@@ -70,6 +72,8 @@ TABLE: Final[Mapping[Reason, Row]] = {
     Reason.PROMPT_TOO_LONG: Row(_CODE.INVALID_ARGUMENT, "The prompt does not fit the context or the cache."),
     Reason.UNKNOWN_TOKEN_ID: Row(_CODE.INVALID_ARGUMENT, "A token id is outside the vocabulary."),
     Reason.UNSUPPORTED_OPTION: Row(_CODE.INVALID_ARGUMENT, "An option that this version cannot honour."),
+    Reason.TEMPLATE_ERROR: Row(_CODE.INVALID_ARGUMENT, "The model's chat template refuses the conversation."),
+    Reason.NO_CHAT_TEMPLATE: Row(_CODE.FAILED_PRECONDITION, "The model has no chat template."),
     Reason.UNREADABLE_REQUEST: Row(_CODE.INTERNAL, "The bytes of the request are no message of its call."),
     Reason.UNAUTHENTICATED: Row(_CODE.UNAUTHENTICATED, "The token is missing, or not one of the service's."),
     Reason.PERMISSION_DENIED: Row(_CODE.PERMISSION_DENIED, "The token is not good for this call."),

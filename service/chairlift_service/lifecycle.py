@@ -13,6 +13,7 @@ from chairlift_worker.ipc.messages import ModelCardMsg, SettingMsg
 from chairlift_service.defaults import RequestDefaults
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.health import Health
+from chairlift_service.text.chat import ChatPrompts
 from chairlift_service.text.tokenizer import Tokenizer
 
 
@@ -91,7 +92,7 @@ class ServedModel:
     card: ModelCardMsg
     tokenizer: Tokenizer
     defaults: RequestDefaults
-    has_chat_template: bool
+    chat: ChatPrompts | None  # None: it has no chat template
     prefix_sharing: bool  # the worker may reuse what prompts have in common
     settings: tuple[SettingMsg, ...]  # the worker's, resolved
 

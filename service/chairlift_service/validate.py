@@ -7,22 +7,24 @@ import secrets
 import struct
 import uuid
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from chairlift.v1 import event_pb2, request_pb2
 from chairlift_worker.ipc.messages import ModelCardMsg, SamplingMsg
 
 from chairlift_service.defaults import RequestDefaults
-from chairlift_service.errors import Reason, Violation, from_violations
+from chairlift_service.errors import Reason
+from chairlift_service.faults import Faults
+from chairlift_service.prompt import check_ids, prompt_ids
+from chairlift_service.text.chat import ChatPrompts
 from chairlift_service.text.tokenizer import Tokenizer
 
 MAX_NAME_LEN: Final = 128  # characters of a request id or a session's name
+MAX_PRIORITY: Final = 10  # and as much below 0: what one caller can gain over another stays within minutes
 # Temperatures under 1e-5 count as 0. This is 1e-5 as a float of 32 bits: what a caller sends is one, and 1e-5 itself
 # is not under it.
 GREEDY_BELOW: Final = struct.unpack("f", struct.pack("f", 1e-5))[0]
-MAX_BAD_IDS: Final = 16  # offending ids named in one refusal
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -42,26 +44,12 @@ class ValidRequest:
     want_ids: bool
     want_logprobs: bool
     skip_special_tokens: bool
+    priority: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.prompt_ids)
-
-
-@dataclass(slots=True)
-class _Faults:
-    """Collects what is wrong with one request, in the order of discovery."""
-
-    violations: list[Violation] = field(default_factory=list)
-    metadata: dict[str, str] = field(default_factory=dict)
-
-    def add(self, path: str, description: str, reason: Reason = Reason.INVALID_VALUE) -> None:
-        self.violations.append(Violation(path, description, reason))
-
-    def raise_any(self) -> None:
-        if self.violations:
-            raise from_violations(self.violations, metadata=self.metadata)
 
 
 async def validate(
@@ -70,32 +58,35 @@ async def validate(
     path: str,
     model: ModelCardMsg,
     tokenizer: Tokenizer,
+    chat: ChatPrompts | None,
     defaults: RequestDefaults,
 ) -> ValidRequest:
     """Checks and resolves one request.
 
-    `path` is where it stands in the call's message: `request`, or `requests[i]`. A long text is tokenised off the
-    event loop. Raises ServiceError: INVALID_ARGUMENT with one violation per fault, or QUEUE_FULL where too many long
-    texts wait for the tokenizer.
+    `path` is where it stands in the call's message: `request`, or `requests[i]`. `chat` is None for a model without a
+    chat template. A long text is tokenised off the event loop. Raises ServiceError: INVALID_ARGUMENT with one violation
+    per fault, NO_CHAT_TEMPLATE for a conversation without one, or QUEUE_FULL where too many texts wait.
     """
-    faults = _Faults()
+    faults = Faults()
     _check_names(request, path=path, faults=faults)
     sampling = _sampling(request, path=path, defaults=defaults, vocab_size=model.vocab_size, faults=faults)
     stop_ids = _stop_ids(request.stop, path=f"{path}.stop", model=model, faults=faults)
     want_logprobs = _logprobs(request, path=path, defaults=defaults, faults=faults)
+    if abs(request.priority) > MAX_PRIORITY:
+        faults.add(f"{path}.priority", f"must be {-MAX_PRIORITY} to {MAX_PRIORITY}, is {request.priority}")
     asked = request.max_new_tokens if request.HasField("max_new_tokens") else None
     if asked == 0:
         faults.add(f"{path}.max_new_tokens", "must be at least 1, is 0")
-    prompt_ids = await _prompt(request, path=path, model=model, tokenizer=tokenizer, faults=faults)
+    ids = await prompt_ids(request, path=path, model=model, tokenizer=tokenizer, chat=chat, faults=faults)
     faults.raise_any()
     max_new_tokens, limit, lowered_by = _length(
-        asked if asked is not None else defaults.max_new_tokens, num_prompt_tokens=len(prompt_ids), model=model
+        asked if asked is not None else defaults.max_new_tokens, num_prompt_tokens=len(ids), model=model
     )
     output = request.output
     return ValidRequest(
         request_id=request.request_id or uuid.uuid4().hex,
         session=request.session or None,
-        prompt_ids=prompt_ids,
+        prompt_ids=ids,
         max_new_tokens=max_new_tokens,
         limit=limit,
         lowered_by=lowered_by,
@@ -105,14 +96,8 @@ async def validate(
         want_ids=output.token_ids if output.HasField("token_ids") else True,
         want_logprobs=want_logprobs,
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
+        priority=request.priority,
     )
-
-
-def check_token_ids(ids: Sequence[int], *, path: str, size: int) -> None:
-    """Refuses ids outside [0, size): ServiceError UNKNOWN_TOKEN_ID with a violation `path[i]` for each."""
-    faults = _Faults()
-    _check_ids(ids, path=path, size=size, faults=faults)
-    faults.raise_any()
 
 
 def is_name(text: str) -> bool:
@@ -120,84 +105,20 @@ def is_name(text: str) -> bool:
     return 0 < len(text) <= MAX_NAME_LEN and text.isprintable()
 
 
-def _check_names(request: request_pb2.GenerationRequest, *, path: str, faults: _Faults) -> None:
+def _check_names(request: request_pb2.GenerationRequest, *, path: str, faults: Faults) -> None:
     for name in ("request_id", "session"):
         value = getattr(request, name)
         if value and not is_name(value):
             faults.add(f"{path}.{name}", f"must be 1 to {MAX_NAME_LEN} printable characters, has {len(value)}")
 
 
-async def _prompt(
-    request: request_pb2.GenerationRequest, *, path: str, model: ModelCardMsg, tokenizer: Tokenizer, faults: _Faults
-) -> array[int]:
-    """The prompt's ids; empty where a fault was found."""
-    which = request.WhichOneof("input")
-    if which is None:
-        faults.add(path, "one of text and token_ids must be set", Reason.MISSING_INPUT)
-        return array("i")
-    if which == "text":
-        where = f"{path}.text"
-        num_bytes, most = len(request.text.encode()), tokenizer.max_text_bytes(model.context_len)
-        if num_bytes > most:
-            # Before it is tokenised: a text that cannot fit must cost nothing.
-            faults.metadata |= {"context_len": str(model.context_len), "max_text_bytes": str(most)}
-            text = f"has {num_bytes} bytes; at most {most} can fit the context of {model.context_len} tokens"
-            faults.add(where, text, Reason.PROMPT_TOO_LONG)
-            return array("i")
-        ids: Sequence[int] = await tokenizer.encode_async(request.text, add_special_tokens=True)
-    else:
-        where, ids = f"{path}.token_ids.ids", request.token_ids.ids
-    if not _fits(ids, path=where.removesuffix(".ids"), model=model, faults=faults):
-        return array("i")
-    if which == "text" and max(ids) >= model.vocab_size:
-        text = f"has token {max(ids)}, which the model lacks: it has {model.vocab_size}"
-        faults.add(where, text, Reason.UNKNOWN_TOKEN_ID)
-        return array("i")
-    return array("i", ids) if _check_ids(ids, path=where, size=model.vocab_size, faults=faults) else array("i")
-
-
-def _fits(ids: Sequence[int], *, path: str, model: ModelCardMsg, faults: _Faults) -> bool:
-    num = len(ids)
-    if num == 0:
-        faults.add(path, "has no tokens; a prompt needs at least one", Reason.EMPTY_PROMPT)
-        return False
-    if num + 1 <= model.context_len and num <= model.cache_len:
-        return True
-    faults.metadata |= {
-        "prompt_tokens": str(num),
-        "context_len": str(model.context_len),
-        "cache_len": str(model.cache_len),
-    }
-    if num + 1 > model.context_len:
-        why = f"and one generated token exceed the context of {model.context_len}"
-    else:
-        why = f"exceed the key-value cache of {model.cache_len}"
-    faults.add(path, f"{num} prompt tokens {why}", Reason.PROMPT_TOO_LONG)
-    return False
-
-
-def _check_ids(ids: Sequence[int], *, path: str, size: int, faults: _Faults) -> bool:
-    """Whether all of `ids` are in [0, size); names the first offenders with their index."""
-    if not ids or (min(ids) >= 0 and max(ids) < size):
-        return True
-    bad = 0
-    for index, token_id in enumerate(ids):
-        if not 0 <= token_id < size:
-            bad += 1
-            if bad <= MAX_BAD_IDS:
-                text = f"token id {token_id} is outside the vocabulary, [0, {size})"
-                faults.add(f"{path}[{index}]", text, Reason.UNKNOWN_TOKEN_ID)
-    faults.metadata["vocab_size"] = str(size)
-    return False
-
-
-def _stop_ids(stop: request_pb2.StopParams, *, path: str, model: ModelCardMsg, faults: _Faults) -> tuple[int, ...]:
-    _check_ids(stop.token_ids, path=f"{path}.token_ids", size=model.vocab_size, faults=faults)
+def _stop_ids(stop: request_pb2.StopParams, *, path: str, model: ModelCardMsg, faults: Faults) -> tuple[int, ...]:
+    check_ids(stop.token_ids, path=f"{path}.token_ids", size=model.vocab_size, faults=faults)
     eos = () if stop.ignore_eos else model.eos_token_ids
     return tuple(dict.fromkeys((*eos, *stop.token_ids)))
 
 
-def _logprobs(request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults, faults: _Faults) -> bool:
+def _logprobs(request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults, faults: Faults) -> bool:
     if not request.logprobs.HasField("top_n"):
         return defaults.logprobs
     top_n = request.logprobs.top_n
@@ -226,7 +147,7 @@ def _length(
 
 
 def _sampling(
-    request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults, vocab_size: int, faults: _Faults
+    request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults, vocab_size: int, faults: Faults
 ) -> SamplingMsg:
     """Resolves the distribution's shape, as the contract in request.proto says; see RequestDefaults for the rest."""
     params, where = request.sampling, f"{path}.sampling"
@@ -252,7 +173,7 @@ def _sampling(
     )
 
 
-def _check_sampling(params: request_pb2.SamplingParams, *, path: str, faults: _Faults) -> None:
+def _check_sampling(params: request_pb2.SamplingParams, *, path: str, faults: Faults) -> None:
     if not (math.isfinite(params.temperature) and params.temperature >= 0):
         faults.add(f"{path}.temperature", f"must be a finite number of at least 0, is {params.temperature:g}")
     if params.top_k < -1:

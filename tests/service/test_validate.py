@@ -10,8 +10,9 @@ import pytest
 from chairlift.v1 import event_pb2, request_pb2
 from chairlift_service.defaults import RequestDefaults
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.prompt import check_token_ids
 from chairlift_service.text.tokenizer import Tokenizer
-from chairlift_service.validate import ValidRequest, check_token_ids, validate
+from chairlift_service.validate import ValidRequest, validate
 from chairlift_worker.ipc.messages import ModelCardMsg
 from support import tokenizer_files as made
 
@@ -44,13 +45,20 @@ async def valid(
     if "text" not in fields and "token_ids" not in fields:
         fields["token_ids"] = {"ids": [1, 2, 3]}
     request = request_pb2.GenerationRequest(**fields)
-    return await validate(request, path=path, model=model, tokenizer=tokenizer, defaults=defaults)
+    return await validate(request, path=path, model=model, tokenizer=tokenizer, chat=None, defaults=defaults)
 
 
 async def refusal(**arguments: object) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
         await valid(**arguments)
     return caught.value
+
+
+async def test_a_priority_is_ten_levels_up_or_down_at_most() -> None:
+    assert [(await valid(priority=level)).priority for level in (-10, 0, 10)] == [-10, 0, 10]
+    assert (await valid()).priority == 0
+    for level in (-11, 11, -(2**31)):
+        assert at(await refusal(priority=level, path="requests[1]")) == [("INVALID_VALUE", "requests[1].priority")]
 
 
 def at(error: ServiceError) -> list[tuple[str, str]]:
@@ -78,7 +86,12 @@ async def test_text_is_tokenised_with_the_tokens_that_the_tokenizer_adds() -> No
 async def test_no_input_is_refused() -> None:
     with pytest.raises(ServiceError) as caught:
         await validate(
-            request_pb2.GenerationRequest(), path="requests[2]", model=MODEL, tokenizer=TOKENIZER, defaults=GREEDY
+            request_pb2.GenerationRequest(),
+            path="requests[2]",
+            model=MODEL,
+            tokenizer=TOKENIZER,
+            chat=None,
+            defaults=GREEDY,
         )
     assert at(caught.value) == [("MISSING_INPUT", "requests[2]")]
 

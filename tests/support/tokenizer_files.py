@@ -20,7 +20,7 @@ CORPUS = [
 
 def smollm2(folder: Path) -> Path:
     """Writes SmolLM2-135M-Instruct's tokenizer into `folder`."""
-    for file in ("tokenizer.json", "tokenizer_config.json"):
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(smollm2_folder() / file, folder / file)
     return folder
 

@@ -98,7 +98,14 @@ class Intake:
 
 
 async def _validate(message: request_pb2.GenerationRequest, *, path: str, model: ServedModel) -> ValidRequest:
-    return await validate(message, path=path, model=model.card, tokenizer=model.tokenizer, defaults=model.defaults)
+    return await validate(
+        message,
+        path=path,
+        model=model.card,
+        tokenizer=model.tokenizer,
+        chat=model.chat,
+        defaults=model.defaults,
+    )
 
 
 def _prompt(generation: Generation) -> array[int]:

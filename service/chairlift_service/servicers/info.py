@@ -44,7 +44,7 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
     async def GetModel(self, request: _pb.GetModelRequest, context: CallContext) -> _pb.GetModelResponse:  # noqa: N802, ARG002 - gRPC's signature
         """The model."""
         model = self._lifecycle.model()
-        return convert.model_response(model.card, has_chat_template=model.has_chat_template)
+        return convert.model_response(model.card, has_chat_template=model.chat is not None)
 
     @guarded
     async def GetServer(self, request: _pb.GetServerRequest, context: CallContext) -> _pb.GetServerResponse:  # noqa: N802, ARG002 - gRPC's signature

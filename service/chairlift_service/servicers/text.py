@@ -9,10 +9,11 @@ from typing import Final
 from chairlift.v1 import text_service_pb2, text_service_pb2_grpc
 
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.faults import Faults
 from chairlift_service.lifecycle import Lifecycle
+from chairlift_service.prompt import chat_prompt, check_token_ids
 from chairlift_service.servicers.edge import CallContext, guarded
 from chairlift_service.text.tokenizer import Tokenizer
-from chairlift_service.validate import check_token_ids
 
 IDS_PER_TURN: Final = 4096
 """Ids handled before the event loop gets a turn."""
@@ -24,7 +25,7 @@ _pb = text_service_pb2
 
 
 class TextServicer(text_service_pb2_grpc.TextServiceServicer):
-    """Text to tokens and back. Method names and meaning: text_service.proto."""
+    """Text to tokens and back, conversations to prompts. Method names and meaning: text_service.proto."""
 
     def __init__(self, *, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
@@ -52,6 +53,17 @@ class TextServicer(text_service_pb2_grpc.TextServiceServicer):
         skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._decode(model.tokenizer, request.token_ids, skip_special=skip_special)
         return _pb.DetokenizeResponse(text=text)
+
+    @guarded
+    async def RenderChat(self, request: _pb.RenderChatRequest, context: CallContext) -> _pb.RenderChatResponse:  # noqa: N802, ARG002 - gRPC's signature
+        """Renders a conversation as a generation's input is rendered."""
+        model, faults = self._lifecycle.model(), Faults()
+        made = await chat_prompt(
+            request.chat, path="chat", model=model.card, tokenizer=model.tokenizer, chat=model.chat, faults=faults
+        )
+        faults.raise_any()
+        assert made is not None  # else there was a fault
+        return _pb.RenderChatResponse(text=made[0], token_ids=made[1])
 
     async def _decode(self, tokenizer: Tokenizer, ids: Sequence[int], *, skip_special: bool) -> str:
         """Decodes; in a thread if the list is long."""

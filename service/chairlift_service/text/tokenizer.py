@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,9 @@ import tokenizers
 from tokenizers import AddedToken
 
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.text.control_tokens import Span
 from chairlift_service.text.decoder import byte_level_bytes, decoder_traits
+from chairlift_service.text.plain_text import PlainTextEncoder
 
 LONG_TEXT_BYTES: Final = 4096  # longer ones are tokenised off the event loop
 NUM_THREADS: Final = 2
@@ -36,6 +38,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._plain_text = PlainTextEncoder(backend=backend)
         self._special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.size: Final = max(vocabulary.values(), default=-1) + 1
@@ -69,17 +72,39 @@ class Tokenizer:
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The same, off the event loop if the text is long. Raises ServiceError QUEUE_FULL if too many texts wait."""
+        """Ids of a prompt, off the event loop if the text is long.
+
+        A text that begins with BOS gets no second one: it was made by a template, or by someone who knows. Raises
+        ServiceError QUEUE_FULL if too many texts wait.
+        """
+        return await self._off_loop(text, lambda: self._encode_prompt(text, add_special_tokens=add_special_tokens))
+
+    async def encode_rendered(self, text: str, *, plain: Sequence[Span]) -> list[int]:
+        """Ids of what a template wrote, which brings the special tokens itself; off the event loop if it is long.
+
+        Control tokens at `plain` are ordinary text. Raises ValueError where one of them cannot be that, and
+        ServiceError as `encode_async`.
+        """
+        if not plain:
+            return await self._off_loop(text, lambda: self.encode(text, add_special_tokens=False))
+        return await self._off_loop(text, lambda: self._plain_text.encode(text, plain=plain))
+
+    def _encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids = self.encode(text, add_special_tokens=add_special_tokens)
+        if add_special_tokens and ids[:1] == ids[1:2]:
+            own = self.encode(text, add_special_tokens=False)
+            if own[:1] == ids[:1] and own == ids[1 : 1 + len(own)]:
+                return ids[1:]
+        return ids
+
+    async def _off_loop(self, text: str, encode: Callable[[], list[int]]) -> list[int]:
         if len(text) <= LONG_TEXT_BYTES:
-            return self.encode(text, add_special_tokens=add_special_tokens)
+            return encode()
         if self._num_waiting >= MAX_WAITING_TEXTS:
             raise ServiceError(Reason.QUEUE_FULL, "too many long texts wait for the tokenizer")
         self._num_waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                self._pool, lambda: self.encode(text, add_special_tokens=add_special_tokens)
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
         finally:
             self._num_waiting -= 1
 
@@ -104,6 +129,10 @@ class Tokenizer:
                 return b""
             found = self._bytes[token_id] = byte_level_bytes(token)
         return found
+
+    def added_tokens(self) -> Mapping[str, bool]:
+        """The texts that are cut out of a text before anything else, and whether each is a special token."""
+        return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a control token, which `skip_special_tokens` leaves out of the text."""

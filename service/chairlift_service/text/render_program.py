@@ -1,0 +1,172 @@
+"""The program that renders chat templates, in a process of its own: `python -m chairlift_service.text.render_program`.
+
+A template is code that came with a model. It runs sandboxed, and under limits that hold whatever it does, also inside
+one long operation: the kernel ends this process when a render has used its processor time, and refuses memory above a
+bound. The environment is that of transformers' `apply_chat_template` (utils/chat_template_utils.py), which templates
+are written for.
+
+Over the socket `fd`, in the frames of render_frames.py: `{"template", "variables"}` is answered by `{"text"}`,
+`{"template"}` alone by `{"text"}` with all that the template writes literally, either by `{"error"}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import resource
+import signal
+import socket
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from chairlift_service.text.render_frames import HEADER, MAX_TEXT_BYTES
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training. Here it is its contents and nothing else."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace without names that lead into Python's own objects."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # As in jinja2's own, so that `namespace(self=...)` works.
+        self, *rest = args
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+class _Dict:
+    """`dict` for templates: makes them, and has no other attribute."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        """As dict's."""
+        return dict.fromkeys(*args, **kwargs)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise jinja2.exceptions.TemplateError(str(message))
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: FBT001, FBT002 - as templates call it
+    # jinja2's own would write `<` as an escape, for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # the machine's own date, as in transformers
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+def _literals(template: str) -> str:
+    """What the template writes or compares literally; NUL stands between two pieces."""
+    tree = _environment().parse(template)
+    texts = {node.data for node in tree.find_all(nodes.TemplateData)}
+    texts |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return "\0".join(sorted(texts))
+
+
+def _answer(question: dict[str, Any]) -> dict[str, str]:
+    try:
+        if "variables" in question:
+            text = _compiled(question["template"]).render(question["variables"])
+        else:
+            text = _literals(question["template"])
+        num_bytes = len(text.encode())
+    except MemoryError:
+        return {"error": "the template needs too much memory"}
+    except jinja2.exceptions.TemplateSyntaxError as error:
+        return {"error": f"line {error.lineno} of the template: {error.message}"}
+    except jinja2.exceptions.TemplateError as error:
+        return {"error": error.message or type(error).__name__}
+    except Exception as error:  # noqa: BLE001 - whatever a template does wrong is the template's error
+        return {"error": f"{type(error).__name__}: {error}"}
+    if num_bytes > MAX_TEXT_BYTES:
+        return {"error": f"the template wrote {num_bytes} bytes, more than {MAX_TEXT_BYTES}"}
+    return {"text": text}
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes | None:
+    """So many bytes; None where the service has closed its end."""
+    received = bytearray()
+    while len(received) < num_bytes:
+        part = connection.recv(min(num_bytes - len(received), 2**20))
+        if not part:
+            return None
+        received += part
+    return bytes(received)
+
+
+def serve(connection: socket.socket, *, cpu_s: float) -> None:
+    """Answers until the service closes its end. Each answer may take `cpu_s` seconds of processor time."""
+    while (header := _receive(connection, HEADER.size)) is not None:
+        question = _receive(connection, HEADER.unpack(header)[0])
+        if question is None:
+            return
+        # Nothing catches the signal, so the process ends by it, wherever it is.
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        answer = json.dumps(_answer(json.loads(question))).encode()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.sendall(HEADER.pack(len(answer)) + answer)
+
+
+def main() -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--cpu-seconds", type=float, required=True)
+    parser.add_argument("--memory-bytes", type=int, required=True)
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (options.memory_bytes, options.memory_bytes))
+    with socket.socket(fileno=options.fd) as connection:
+        serve(connection, cpu_s=options.cpu_seconds)
+
+
+if __name__ == "__main__":
+    main()

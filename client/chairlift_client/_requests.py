@@ -40,6 +40,8 @@ class GenerateOptions(TypedDict, total=False):
     """Your own id, 1 to 128 printable characters."""
     session: str | None
     """A name that groups requests."""
+    priority: int | None
+    """-10 to 10: each level counts as if the request had come 10 seconds earlier."""
     return_text: bool | None
     """Return text; unset: yes."""
     return_token_ids: bool | None
@@ -54,6 +56,7 @@ _FIELDS = {
     "seed": ("", "seed"),
     "request_id": ("", "request_id"),
     "session": ("", "session"),
+    "priority": ("", "priority"),
     "temperature": ("sampling", "temperature"),
     "top_k": ("sampling", "top_k"),
     "top_p": ("sampling", "top_p"),

@@ -26,6 +26,7 @@ def add_request_msg(
         logprobs=request.want_logprobs,
         arrival_ns=arrival_ns,
         deadline_ns=deadline_ns,
+        priority=request.priority,
     )
 
 

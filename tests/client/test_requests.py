@@ -27,13 +27,14 @@ def test_every_option_lands_in_its_own_field() -> None:
             "logprobs": 1,
             "request_id": "mine",
             "session": "ours",
+            "priority": -3,
             "return_text": False,
             "return_token_ids": True,
             "skip_special_tokens": False,
         },
     )
     assert request == parsed("""
-        request_id: "mine" session: "ours" token_ids { ids: 1 ids: 2 }
+        request_id: "mine" session: "ours" priority: -3 token_ids { ids: 1 ids: 2 }
         sampling { temperature: 0.5 top_k: 40 top_p: 0.25 min_p: 0.125 }
         seed: 18446744073709551615 max_new_tokens: 7
         stop { token_ids: 5 token_ids: 6 ignore_eos: true }

@@ -60,11 +60,11 @@ def ending(reason: EndingReason, **changes: object) -> EndingMsg:
 
 
 def test_a_request_reaches_the_worker_whole() -> None:
-    sent = convert.add_request_msg(request(), uid=9, arrival_ns=11, deadline_ns=12)
+    sent = convert.add_request_msg(request(priority=-7), uid=9, arrival_ns=11, deadline_ns=12)
     got = decode_request(encode(sent))
     assert struct.unpack("=2i", got.prompt) == (5, 2**31 - 1)
     assert (got.uid, got.max_new_tokens, got.stop_ids, got.logprobs) == (9, 10, (7, 8), True)
-    assert (got.arrival_ns, got.deadline_ns) == (11, 12)
+    assert (got.arrival_ns, got.deadline_ns, got.priority) == (11, 12, -7)
     assert got.sampling == SamplingMsg(temperature=0.5, top_k=4, top_p=0.75, min_p=0.25, seed=2**64 - 1)
 
 

@@ -29,6 +29,8 @@ def add_message(
     stop_ids: tuple[int, ...] = (),
     seed: int = 0,
     deadline_ns: int = NO_DEADLINE,
+    arrival_ns: int | None = None,
+    priority: int = 0,
 ) -> AddRequestMsg:
     return AddRequestMsg(
         uid=uid,
@@ -37,8 +39,9 @@ def add_message(
         sampling=SamplingMsg(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed),
         stop_ids=stop_ids,
         logprobs=False,
-        arrival_ns=uid,
+        arrival_ns=uid if arrival_ns is None else arrival_ns,
         deadline_ns=deadline_ns,
+        priority=priority,
     )
 
 

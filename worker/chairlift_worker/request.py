@@ -8,6 +8,12 @@ from typing import Final
 
 from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg
 
+HEAD_START_NS: Final = 10_000_000_000
+"""What a level of priority is worth: a request is treated as if it had come so much earlier.
+
+So the urgent overtake, and nobody waits for ever: whoever has waited long enough comes before all who come later.
+"""
+
 
 class RequestState(enum.Enum):
     """Where a request stands."""
@@ -116,6 +122,7 @@ class Request:
         "planned",
         "progress",
         "prompt_len",
+        "rank",
         "saved",
         "stop_ids",
         "table",
@@ -126,6 +133,8 @@ class Request:
     def __init__(self, params: AddRequestMsg) -> None:
         self.uid = params.uid
         self.params = params
+        # Its place among all requests, lowest first, waiting or active. Never changes, so neither does their order.
+        self.rank = (params.arrival_ns - params.priority * HEAD_START_NS, params.uid)
         self.tokens = array("i")
         self.tokens.frombytes(params.prompt)
         self.prompt_len = len(self.tokens)

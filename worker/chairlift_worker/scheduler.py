@@ -18,7 +18,7 @@ from chairlift_worker.roster import Roster
 CAREFUL_AFTER: Final = 2
 # Waiting requests that are passed over in one step because somebody computes their prefix right now.
 MAX_HELD: Final = 64
-_UID: Final = attrgetter("uid")
+_RANK: Final = attrgetter("rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +83,13 @@ class Scheduler:
                 self._append(request, outcome, now_ns)
 
     def _plan_active(self, rows: dict[int, RowPlan], now_ns: int) -> None:
-        """Gives active requests their tokens, first served first; by arrival among equals."""
+        """Gives active requests their tokens, first served first; by rank among equals."""
         active = self._roster.active
         first = RequestState.PREFILLING if self._limits.scheduler_type == "prefill_first" else RequestState.DECODING
         budget = self._limits.max_batch_tokens
-        by_arrival = sorted(active.values(), key=_UID)
-        preferred = [request for request in by_arrival if request.state is first]
-        for request in (*preferred, *(request for request in by_arrival if request.state is not first)):
+        by_rank = sorted(active.values(), key=_RANK)
+        preferred = [request for request in by_rank if request.state is first]
+        for request in (*preferred, *(request for request in by_rank if request.state is not first)):
             if request.uid not in active:  # gave its pages to one before it
                 continue
             num_tokens = self._share(request, budget)
@@ -101,7 +101,7 @@ class Scheduler:
                 budget -= num_tokens
 
     def _plan_waiting(self, rows: dict[int, RowPlan], now_ns: int) -> None:
-        """Starts waiting requests, in order of arrival, as long as there is room for them.
+        """Starts waiting requests, in order of rank, as long as there is room for them.
 
         One whose prefix an active request computes right now is passed over: a step later it need not compute it.
         """
@@ -154,9 +154,9 @@ class Scheduler:
         return bool(self._roster.active) and pool.num_available < self._limits.safety_margin * pool.num_pages
 
     def _make_room(self, request: Request, num_tokens: int, rows: dict[int, RowPlan], now_ns: int) -> bool:
-        """Grows the request's pages, if need be by taking those of requests that arrived after it."""
+        """Grows the request's pages, if need be by taking those of requests that rank after it."""
         while not self._memory.grow(request, num_tokens):
-            victim = self._roster.active[max(self._roster.active)]
+            victim = max(self._roster.active.values(), key=_RANK)
             if victim is request and len(self._roster.active) == 1:
                 if request.computed < request.planned:
                     return False  # the step in flight lets its window move on, which gives room

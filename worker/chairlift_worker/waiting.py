@@ -11,14 +11,14 @@ _SLACK: Final = 64  # entries of removed requests that are not worth a clean-up
 
 
 class WaitingQueue:
-    """In order of arrival; a request that gave up its pages comes back to its old place.
+    """In order of rank: by arrival, with priority as a head start. Who gave up its pages comes back to its old place.
 
     Adding and removing cost O(log n); a removed entry stays in the heap until it comes to the front, or until
     such entries are the larger part.
     """
 
     def __init__(self) -> None:
-        self._heap: list[int] = []
+        self._heap: list[tuple[int, int]] = []  # ranks, which end with the uid
         self._requests: dict[int, Request] = {}
 
     def __len__(self) -> int:
@@ -28,15 +28,15 @@ class WaitingQueue:
         return uid in self._requests
 
     def push(self, request: Request) -> None:
-        """Adds a request; uids are given in order of arrival."""
+        """Adds a request."""
         self._requests[request.uid] = request
-        heapq.heappush(self._heap, request.uid)
+        heapq.heappush(self._heap, request.rank)
 
     def first(self) -> Request | None:
         """The next in order, which stays."""
-        while self._heap and self._heap[0] not in self._requests:
+        while self._heap and self._heap[0][1] not in self._requests:
             heapq.heappop(self._heap)
-        return self._requests[self._heap[0]] if self._heap else None
+        return self._requests[self._heap[0][1]] if self._heap else None
 
     def pop(self) -> Request:
         """Removes and returns the next in order."""
@@ -51,4 +51,4 @@ class WaitingQueue:
         """Removes a request wherever it stands."""
         self._requests.pop(uid, None)
         if len(self._heap) > 2 * len(self._requests) + _SLACK:
-            self._heap = sorted(self._requests)
+            self._heap = sorted(request.rank for request in self._requests.values())

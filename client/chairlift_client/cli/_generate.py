@@ -42,6 +42,7 @@ def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=_input.positive_float, metavar="SECONDS")
     parser.add_argument("--request-id", metavar="ID")
     parser.add_argument("--session", metavar="NAME")
+    parser.add_argument("--priority", type=int, metavar="N", help="-10 to 10; higher ones start earlier")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -89,6 +90,7 @@ def _request_options(options: argparse.Namespace) -> GenerateOptions:
         logprobs=options.logprobs,
         request_id=options.request_id,
         session=options.session,
+        priority=options.priority,
         return_text=output in ("text", "both"),
         return_token_ids=output in ("ids", "both"),
         skip_special_tokens=not options.keep_special_tokens,

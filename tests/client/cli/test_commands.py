@@ -61,7 +61,7 @@ def test_every_flag_of_generate_reaches_its_field(server: FakeServer) -> None:
     server.allow_tokens(0)
     flags = (
         "--max-new-tokens 3 --temperature 0.5 --top-k 7 --top-p 0.25 --min-p 0.125 --seed 11 --stop-token-ids 5,6 "
-        "--ignore-eos --logprobs 1 --request-id mine --session ours --keep-special-tokens --output ids --json"
+        "--ignore-eos --logprobs 1 --request-id mine --session ours --priority -4 --keep-special-tokens --output ids --json"
     )
     with subprocess.Popen(
         [PROGRAM, "generate", "ab", *flags.split(), "--target", server.target], stdout=subprocess.PIPE
@@ -74,6 +74,7 @@ def test_every_flag_of_generate_reaches_its_field(server: FakeServer) -> None:
     sampling = message.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 7, 0.25, 0.125)
     assert (message.max_new_tokens, message.seed, message.session, message.logprobs.top_n) == (3, 11, "ours", 1)
+    assert message.priority == -4
     assert (list(message.stop.token_ids), message.stop.ignore_eos) == ([5, 6], True)
     output = message.output
     assert (output.text, output.token_ids, output.skip_special_tokens) == (False, True, False)

@@ -42,6 +42,7 @@ REQUESTS = [
         logprobs=True,
         arrival_ns=2**62,
         deadline_ns=0,
+        priority=-10,
     ),
     CancelMsg(uid=7),
     FlushPrefixCacheMsg(op=1),

@@ -39,6 +39,7 @@ class AddRequestMsg(msgspec.Struct, frozen=True, array_like=True, tag="add", gc=
     logprobs: bool  # return each chosen token's log-probability
     arrival_ns: int
     deadline_ns: int  # NO_DEADLINE where there is none
+    priority: int = 0  # higher ones start earlier
 
 
 class CancelMsg(msgspec.Struct, frozen=True, array_like=True, tag="cancel", gc=False):

@@ -56,6 +56,9 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "tls_cert": "c.pem", "tls_key": "k.pem", "tls_client_ca": "a.pem", "auth_token_file": "t",
         "max_connection_age": 60.0, "max_connection_age_grace": 5.0, "max_connection_idle": 7.5,
         "max_blocks_per_request": 0, "model_config": ["sliding_window=4096", 'a="b"'],
+        "use_cuda_graph": True, "q_padding_interval_size": 32, "kv_padding_interval_size": 128,
+        "default_compile_level": 2, "varlen_compile_config": "mode=default,dynamic=true",
+        "decode_compile_config": '{"backend": "eager"}',
     }  # fmt: skip
     names = {*ServiceSettings.__struct_fields__, *WorkerSettings.__struct_fields__}
     assert set(values) == names, "a new setting needs its line here"
@@ -78,6 +81,23 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         assert config.listen == (UnixAddress("/a"), TcpAddress("localhost", 0))
 
 
+def test_a_switch_for_each_path_is_a_pair() -> None:
+    for config in (
+        load([*MODEL, "--use-cuda-graph", "true,false"], {}),
+        load(MODEL, {"CHAIRLIFT_USE_CUDA_GRAPH": "true, false"}),
+    ):
+        assert config.worker.use_cuda_graph == (True, False)
+    assert load([*MODEL, "--use-cuda-graph"], {}).worker.use_cuda_graph is True
+    assert load([*MODEL, "--use-cuda-graph", "false"], {}).worker.use_cuda_graph is False
+    assert load(MODEL, {}).worker.use_cuda_graph is None
+
+
+def test_a_pair_in_the_file_is_an_array(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("use_cuda_graph = [false, true]")
+    assert load([*MODEL, "--config", str(path)], {}).worker.use_cuda_graph == (False, True)
+
+
 def test_entries_with_commas_are_a_json_array_in_the_environment() -> None:
     entries = ('layer_types=["full_attention", "sliding_attention"]', "sliding_window=4096")
     variable = r'["layer_types=[\"full_attention\", \"sliding_attention\"]", "sliding_window=4096"]'
@@ -98,6 +118,11 @@ def test_entries_with_commas_are_a_json_array_in_the_environment() -> None:
         ([*MODEL, "--num-threads", "100000"], {}, ["num_threads = 100000", "<= 4096"]),
         ([*MODEL, "--cpu-offload-space", "inf"], {}, ["cpu_offload_space = inf", "<= 1048576"]),
         ([*MODEL, "--attn-implementation", "flash"], {}, ["attn_implementation = flash", "flash_attention_2"]),
+        ([*MODEL, "--use-cuda-graph", "maybe"], {}, ["use_cuda_graph = maybe", "--use-cuda-graph"]),
+        ([*MODEL, "--use-cuda-graph", "true,false,true"], {}, ["use_cuda_graph = true, false, true", "length 2"]),
+        ([*MODEL, "--default-compile-level", "4"], {}, ["default_compile_level = 4", "<= 3"]),
+        ([*MODEL, "--q-padding-interval-size", "-1"], {}, ["q_padding_interval_size = -1", ">= 0"]),
+        ([*MODEL, "--varlen-compile-config", ""], {}, ["varlen_compile_config = ''"]),
         ([*MODEL, "--max-blocks-per-request", "-1"], {}, ["max_blocks_per_request = -1", ">= 0"]),
         ([*MODEL, "--max-prompt-length", "0"], {}, ["max_prompt_length = 0", ">= 1"]),
         ([*MODEL, "--dtype", "int4"], {}, ["dtype = int4", "--dtype", "bfloat16"]),

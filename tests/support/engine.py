@@ -32,6 +32,7 @@ from chairlift_worker.kv.layout import CacheLayout, make_layout
 from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.model import load_model
 from chairlift_worker.model.loaded import LoadedModel
+from chairlift_worker.pass_config import PassConfig
 from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.plan import StepPlan, StepResult
 from chairlift_worker.roster import Roster
@@ -41,7 +42,7 @@ from chairlift_worker.swap.policy import ALWAYS_SWAP, SwapCosts
 from chairlift_worker.swap.pool import SwapPool
 from chairlift_worker.swap.space import SwapSpace
 
-from support.runners import module_runner
+from support.runners import PLAIN, module_runner
 
 LIMITS = StepLimits(
     max_batch_tokens=64, max_prefill_chunk=64, max_requests_per_batch=16, scheduler_type="fifo", safety_margin=0.0
@@ -67,6 +68,7 @@ class Shape:
     backend: str = "native"
     max_blocks_per_request: int = 0  # of the decode fast path; 0 is off
     limits: StepLimits = LIMITS
+    passes: PassConfig = PLAIN
 
     def layout(self, model: LoadedModel) -> CacheLayout:
         return make_layout(model.layers, page_size=self.page_size)
@@ -148,6 +150,9 @@ class Rig:
             num_sectors=shape.num_sectors,
             max_blocks_per_request=shape.max_blocks_per_request,
             max_requests=shape.limits.max_requests_per_batch,
+            max_batch_tokens=shape.limits.max_batch_tokens,
+            passes=shape.passes,
+            num_inputs=shape.depth,
         )
         self.mover = SwapMover(sectors=self.runner.cache.sectors, num_slots=shape.swap_slots)
         self.executor = Recorder(ModelExecutor(runner=self.runner, mover=self.mover, faults=Faults("")))

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 from chairlift_worker.attention.layer import LayerFacts
-from chairlift_worker.config import ModelFacts, SettingError, WorkerConfig, resolve
+from chairlift_worker.compile_choice import CompileOptions
+from chairlift_worker.config import ModelFacts, WorkerConfig, resolve
 from chairlift_worker.host import FreeMemory
 from chairlift_worker.ipc.settings import WorkerSettings
+from chairlift_worker.setting_log import SettingError
 
 GIB = 1 << 30
 NO_GPU = dict.fromkeys(("flash_attention_2", "flash_attention_3"), "no GPU in this test")
@@ -137,3 +139,59 @@ def test_every_setting_is_listed_once_with_a_reason() -> None:
     assert all(entry.reason for entry in config.settings)
     missing = set(WorkerSettings.__struct_fields__) - set(names) - {"max_context", "fault_injection"}
     assert not missing
+
+
+def test_passes_are_neither_compiled_nor_captured_unless_asked_for() -> None:
+    config = resolved()
+    assert config.passes.are_plain
+    shown = {entry.name: entry.value for entry in config.settings}
+    assert shown["use_cuda_graph"] == "False"
+    assert (shown["varlen_compile_config"], shown["decode_compile_config"]) == ("None", "None")
+    assert shown["default_compile_level"] == "0"
+
+
+def test_an_explicit_compile_config_wins_over_the_level_on_its_path_only() -> None:
+    config = resolved(default_compile_level=2, varlen_compile_config="backend=eager")
+    assert config.passes.varlen_compile == CompileOptions(backend="eager")
+    assert config.passes.decode_compile == CompileOptions(mode="max-autotune-no-cudagraphs", dynamic=True)
+    assert reason(config, "decode_compile_config") == "default_compile_level 2"
+    assert not config.passes.are_plain
+
+
+def test_under_flash_attention_a_level_does_not_compile_the_varlen_path() -> None:
+    config = resolved(default_compile_level=1, model={"attention_faults": {"flash_attention_3": "not installed"}})
+    assert config.attn_implementation == "flash_attention_2"
+    assert config.passes.varlen_compile is None
+    assert "flash_attention_2" in reason(config, "varlen_compile_config")
+
+
+def test_models_with_windows_have_no_decode_path_to_compile_or_to_capture() -> None:
+    config = resolved(
+        use_cuda_graph=True, default_compile_level=1, decode_compile_config="mode=default", model={"layers": GEMMA}
+    )
+    assert config.passes.graphs.varlen
+    assert not config.passes.graphs.decode
+    assert config.passes.varlen_compile is not None
+    assert config.passes.decode_compile is None
+    assert [warning for warning in config.warnings if "decode_compile_config = mode=default is not used" in warning]
+
+
+def test_a_padding_interval_alone_turns_graphs_on() -> None:
+    config = resolved(q_padding_interval_size=32)
+    assert (config.passes.graphs.q_interval, config.passes.graphs.kv_interval) == (32, 16_384)
+    assert config.passes.graphs.varlen
+    assert config.passes.graphs.decode
+    assert resolved(q_padding_interval_size=32, use_cuda_graph=False).passes.graphs.are_on is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"varlen_compile_config": "speed=9"}, "varlen_compile_config = speed=9: .*`speed`"),
+        ({"decode_compile_config": "mode=quick"}, "decode_compile_config = mode=quick: "),
+        ({"use_cuda_graph": True, "attn_implementation": "sdpa"}, "use_cuda_graph = True: attention backend sdpa"),
+    ],
+)
+def test_what_cannot_be_compiled_or_captured_is_refused_by_name(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingError, match=told):
+        resolved(**settings)

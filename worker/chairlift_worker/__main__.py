@@ -52,8 +52,8 @@ def _serve(channel: WorkerChannel, settings: WorkerSettings) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported here: torch takes seconds, and the parent's death must be watched before that.
     from chairlift_worker.assemble import build, make_engine  # noqa: PLC0415
-    from chairlift_worker.config import SettingError  # noqa: PLC0415
     from chairlift_worker.model.errors import ModelError  # noqa: PLC0415
+    from chairlift_worker.setting_log import SettingError  # noqa: PLC0415
 
     try:
         parts = build(settings, channel)

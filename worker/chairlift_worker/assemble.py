@@ -11,7 +11,7 @@ import torch
 from chairlift_worker.attention.backends import make_backend
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.choice import find_faults
-from chairlift_worker.config import ModelFacts, SettingError, WorkerConfig, resolve
+from chairlift_worker.config import ModelFacts, WorkerConfig, resolve
 from chairlift_worker.control import Control
 from chairlift_worker.engine import Engine
 from chairlift_worker.executor import ModelExecutor
@@ -27,8 +27,9 @@ from chairlift_worker.model.loader import load_model
 from chairlift_worker.model.weights import LiveWeights
 from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.roster import Roster
-from chairlift_worker.runner import ModuleForward, Runner
+from chairlift_worker.runner import Padding, Runner, make_module_forward
 from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.setting_log import SettingError
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import NEVER_SWAP
 from chairlift_worker.swap.pool import SwapPool
@@ -73,7 +74,7 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
         roster=roster,
         scheduler=_scheduler(config, roster),
         executor=executor,
-        pipeline_depth=2 if config.use_async_batching else 1,
+        pipeline_depth=_depth(config),
         control=Control(roster=roster, weights=LiveWeights(module=model.module, overridden=model.overridden)),
         ready=ReadyMsg(model=model.card(cache_len=config.cache_len), settings=config.settings),
     )
@@ -94,13 +95,37 @@ def _executor(config: WorkerConfig, model: LoadedModel, faults: Faults) -> Model
     cache = PagedCache(layout=config.layout, num_sectors=config.num_blocks, dtype=model.dtype)
     backend = make_backend(config.attn_implementation)
     runner = Runner(
-        forward=ModuleForward(model=model.module, backend=backend, cache=cache),
+        forward=make_module_forward(
+            model=model.module,
+            backend=backend,
+            cache=cache,
+            passes=config.passes,
+            padding=_padding(config, model),
+            num_inputs=_depth(config),
+        ),
         cache=cache,
         max_blocks_per_request=config.max_blocks_per_request,
         max_requests=config.max_requests_per_batch,
     )
     mover = SwapMover(sectors=cache.sectors, num_slots=config.num_swap_blocks)
     return ModelExecutor(runner=runner, mover=mover, faults=faults)
+
+
+def _depth(config: WorkerConfig) -> int:
+    """Steps in flight."""
+    return 2 if config.use_async_batching else 1
+
+
+def _padding(config: WorkerConfig, model: LoadedModel) -> Padding:
+    graphs = config.passes.graphs
+    return Padding(
+        q_interval=graphs.q_interval,
+        kv_interval=graphs.kv_interval,
+        max_tokens=config.max_batch_tokens,
+        max_rows=config.max_requests_per_batch,
+        max_context_len=min(model.context_len, config.cache_len),
+        decode_len=config.max_blocks_per_request * config.page_size,
+    )
 
 
 def _scheduler(config: WorkerConfig, roster: Roster) -> Scheduler:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
-from chairlift_worker.attention.choice import Chosen, choose_backend, choose_max_blocks
+from chairlift_worker.attention.choice import Chosen, choose_backend, choose_max_blocks, choose_sharing
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.host import FreeMemory
 from chairlift_worker.ipc.messages import SettingMsg
 from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.kv.layout import CacheLayout, make_layout
+from chairlift_worker.pass_config import PassConfig, resolve_passes
+from chairlift_worker.setting_log import SettingError, SettingLog
 from chairlift_worker.swap.sizing import size_pool
 
 CPU_PAGE_SIZE: Final = 16
@@ -24,10 +26,6 @@ FIFO_MARGIN: Final = 0.15
 
 
 T = TypeVar("T")
-
-
-class SettingError(ValueError):
-    """A setting cannot be met. The message is one line that names the setting and its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,36 +59,18 @@ class WorkerConfig:
     num_threads: int
     num_swap_blocks: int  # sectors that the swap pool holds
     use_async_batching: bool
+    passes: PassConfig  # how the module is run, where it is the module that is run
     layout: CacheLayout
     cache_len: int  # slots of key-value cache that a request alone can use
     settings: tuple[SettingMsg, ...]  # the settings above and the rest, as users see them
     warnings: tuple[str, ...]  # what is not as it was asked
 
 
-class _Log:
-    """Collects values with their reasons."""
-
-    def __init__(self) -> None:
-        self.entries: list[SettingMsg] = []
-        self.warnings: list[str] = []
-
-    def note(self, name: str, value: T, reason: str) -> T:
-        self.entries.append(SettingMsg(name=name, value=str(value), reason=reason))
-        return value
-
-    def choice(self, name: str, chosen: Chosen[T]) -> T:
-        """Notes what was chosen, and what has to be said of it."""
-        if chosen.warning is not None:
-            self.warnings.append(chosen.warning)
-        return self.note(name, chosen.value, chosen.reason)
-
-
 def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, cores: int) -> WorkerConfig:
     """Fills in what is open. Raises SettingError where what was asked cannot be."""
-    log = _Log()
+    log = SettingLog()
     given = "as set"
-    log.note("model", settings.model, given)
-    log.note("dtype", model.dtype, model.dtype_reason)
+    _note_model(settings, model, log)
     backend = log.choice("attn_implementation", _backend(settings, model))
     page_size = _given_or(
         settings.page_size, CPU_PAGE_SIZE, log, "page_size", "default on a CPU: small pages share more and waste less"
@@ -109,11 +89,10 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     max_blocks = log.choice("max_blocks_per_request", _max_blocks(settings, backend, layout, model.context_len))
     margin = _safety_margin(settings)
     log.note("safety_margin", *margin)
-    sharing = _sharing(settings, layout)
-    log.note("allow_block_sharing", *sharing)
+    passes = resolve_passes(settings, log, backend=backend, has_fast_path=max_blocks > 0)
+    sharing = log.choice("allow_block_sharing", choose_sharing(settings.allow_block_sharing, layout=layout))
     threads = (settings.num_threads, given) if settings.num_threads else (cores, "all cores of this process")
     log.note("num_threads", *threads)
-    log.note("context_len", model.context_len, "as set" if settings.max_context else "the model's")
     num_swap_blocks = _num_swap_blocks(settings, log, memory, num_blocks, layout.sector_elements * model.item_bytes)
     _note_plain(settings, log)
     return WorkerConfig(
@@ -126,10 +105,11 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
         max_blocks_per_request=max_blocks,
         scheduler_type=settings.scheduler_type,
         safety_margin=margin[0],
-        allow_block_sharing=sharing[0],
+        allow_block_sharing=sharing,
         num_threads=threads[0],
         num_swap_blocks=num_swap_blocks,
         use_async_batching=settings.use_async_batching,
+        passes=passes,
         layout=layout,
         cache_len=layout.capacity(num_sectors=num_blocks, step_len=chunk[0], limit=model.context_len),
         settings=tuple(log.entries),
@@ -156,12 +136,12 @@ def _max_blocks(settings: WorkerSettings, backend: str, layout: CacheLayout, con
     )
 
 
-def _given_or(given: T | None, default: T, log: _Log, name: str, why: str) -> T:
+def _given_or(given: T | None, default: T, log: SettingLog, name: str, why: str) -> T:
     """What was set, else the default and the reason for it."""
     return log.note(name, default, why) if given is None else log.note(name, given, "as set")
 
 
-def _max_batch_tokens(settings: WorkerSettings, log: _Log, model: ModelFacts, budget: int) -> int:
+def _max_batch_tokens(settings: WorkerSettings, log: SettingLog, model: ModelFacts, budget: int) -> int:
     if settings.max_batch_tokens is not None:
         return log.note("max_batch_tokens", settings.max_batch_tokens, "as set")
     affordable = budget // 2 // model.token_bytes  # never more than half: the rest is for the cache
@@ -184,7 +164,7 @@ class _Room:
     chunk: int
 
 
-def _num_blocks(settings: WorkerSettings, log: _Log, model: ModelFacts, room: _Room) -> int:
+def _num_blocks(settings: WorkerSettings, log: SettingLog, model: ModelFacts, room: _Room) -> int:
     layout, free = room.layout, room.free
     block_bytes = layout.sector_elements * model.item_bytes
     if settings.num_blocks is not None:
@@ -199,7 +179,7 @@ def _num_blocks(settings: WorkerSettings, log: _Log, model: ModelFacts, room: _R
                 f"num_blocks = {settings.num_blocks}: a request of this model takes at least {len(layout.groups)}, "
                 "one for each kind of its layers"
             )
-        return log.note("num_blocks", settings.num_blocks, f"as set{_of_what(layout)}")
+        return log.note("num_blocks", settings.num_blocks, f"as set{layout.describe_sector()}")
     rows = min(room.max_batch_tokens, settings.max_requests_per_batch or MAX_REQUESTS)
     buffers = room.max_batch_tokens * model.token_bytes + rows * model.logits_bytes
     left, reason = room.budget - buffers, f"{free.reason}, after {buffers} bytes of buffers"
@@ -213,11 +193,11 @@ def _num_blocks(settings: WorkerSettings, log: _Log, model: ModelFacts, room: _R
             f"{free.num_bytes} bytes are {free.reason}; "
             f"not one page of {block_bytes} bytes for each kind of layers fits beside {buffers} bytes of buffers"
         )
-    return log.note("num_blocks", num_blocks, f"{num_blocks * block_bytes} bytes: {reason}{_of_what(layout)}")
+    return log.note("num_blocks", num_blocks, f"{num_blocks * block_bytes} bytes: {reason}{layout.describe_sector()}")
 
 
 def _num_swap_blocks(
-    settings: WorkerSettings, log: _Log, memory: FreeMemory, num_blocks: int, sector_bytes: int
+    settings: WorkerSettings, log: SettingLog, memory: FreeMemory, num_blocks: int, sector_bytes: int
 ) -> int:
     log.note("cpu_offload_space", settings.cpu_offload_space, "as set, or the default")
     log.note(
@@ -232,7 +212,13 @@ def _num_swap_blocks(
     return log.note("swap_blocks", number, reason)
 
 
-def _note_plain(settings: WorkerSettings, log: _Log) -> None:
+def _note_model(settings: WorkerSettings, model: ModelFacts, log: SettingLog) -> None:
+    log.note("model", settings.model, "as set")
+    log.note("dtype", model.dtype, model.dtype_reason)
+    log.note("context_len", model.context_len, "as set" if settings.max_context else "the model's")
+
+
+def _note_plain(settings: WorkerSettings, log: SettingLog) -> None:
     """Settings that hold as they were set."""
     for name in (
         "auto_switch_to_flash",
@@ -252,19 +238,7 @@ def _note_plain(settings: WorkerSettings, log: _Log) -> None:
         log.note("fault_injection", settings.fault_injection, "as set: this worker makes faults on purpose")
 
 
-def _of_what(layout: CacheLayout) -> str:
-    """What a block of a model with several kinds of layers is."""
-    if len(layout.groups) == 1:
-        return ""
-    kinds = " or ".join(
-        f"{group.sector_len} tokens of the {len(group.layers)} layers with "
-        + ("full attention" if group.window is None else f"a window of {group.window}")
-        for group in layout.groups
-    )
-    return f"; each is a sector that holds {kinds}"
-
-
-def _max_requests(settings: WorkerSettings, log: _Log, max_batch_tokens: int, most_requests: int) -> int:
+def _max_requests(settings: WorkerSettings, log: SettingLog, max_batch_tokens: int, most_requests: int) -> int:
     asked = settings.max_requests_per_batch or MAX_REQUESTS
     value = min(asked, max_batch_tokens, most_requests)
     if value < asked:
@@ -288,11 +262,3 @@ def _safety_margin(settings: WorkerSettings) -> tuple[float, str]:
     if settings.scheduler_type == "fifo":
         return FIFO_MARGIN, "default of fifo"
     return 0.0, "default of prefill_first"
-
-
-def _sharing(settings: WorkerSettings, layout: CacheLayout) -> tuple[bool, str]:
-    if settings.allow_block_sharing and any(group.window is not None for group in layout.groups):
-        return False, "turned off: the model has sliding-window layers, which keep only their window"
-    if settings.allow_block_sharing and not layout.is_uniform:
-        return False, "turned off: the model's layers differ in shape"
-    return settings.allow_block_sharing, "as set, or the default"

@@ -126,6 +126,8 @@ def _add_flag(group: argparse._ArgumentGroup, field: Field) -> None:
         text += f" (default: {one_line(field.default).replace('%', '%%')})"
     if field.is_bool:
         group.add_argument(field.flag, action=argparse.BooleanOptionalAction, help=text)
+    elif field.takes_pair:  # alone it is a switch
+        group.add_argument(field.flag, nargs="?", const="true", metavar="VALUE", help=text)
     else:
         metavar = "{" + ",".join(field.choices) + "}" if field.choices else "VALUE"
         group.add_argument(field.flag, action="append" if field.is_list else "store", metavar=metavar, help=text)

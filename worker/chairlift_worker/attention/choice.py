@@ -14,8 +14,8 @@ from chairlift_worker.kv.layout import CacheLayout
 
 FALLBACK_BLOCKS: Final = 32  # table entries for each row where no lengths are known
 _ALIASES: Final = {"paged|eager": "eager"}
-_FLASH: Final = {"flash_attention_3": "flash_attn_interface", "flash_attention_2": "flash_attn"}  # the best first
-_IN_PLACE: Final = frozenset({"native"})
+FLASH: Final = {"flash_attention_3": "flash_attn_interface", "flash_attention_2": "flash_attn"}  # the best first
+IN_PLACE: Final = frozenset({"native"})
 _NATIVE_TYPES: Final = frozenset({torch.float32, torch.bfloat16})
 
 
@@ -33,7 +33,7 @@ class Chosen(Generic[T]):
 
 def find_faults(*, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """The backends that cannot run a model of this type there, and why not."""
-    faults = {name: fault for name in _FLASH if (fault := _flash_fault(name, device))}
+    faults = {name: fault for name in FLASH if (fault := _flash_fault(name, device))}
     if device.type != "cpu":
         faults["native"] = f"it computes on the CPU, not on {device.type}"
     elif dtype not in _NATIVE_TYPES:
@@ -44,7 +44,7 @@ def find_faults(*, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
 def choose_backend(asked: str, *, auto_switch: bool, faults: Mapping[str, str]) -> Chosen[str]:
     """The backend's name. Raises ValueError where what was asked by name is among the faults."""
     name = _ALIASES.get(asked, asked)
-    flash = next((flash for flash in _FLASH if flash not in faults), None)
+    flash = next((flash for flash in FLASH if flash not in faults), None)
     if name == "auto":
         if flash is not None:
             return Chosen(flash, "default: FlashAttention is installed")
@@ -81,6 +81,15 @@ def choose_max_blocks(
     return Chosen(most, f"{chosen.value} lowered to the pages of a whole context")
 
 
+def choose_sharing(asked: bool, *, layout: CacheLayout) -> Chosen[bool]:  # noqa: FBT001 - a setting's value
+    """Whether requests with the same beginning share its pages."""
+    if asked and any(group.window is not None for group in layout.groups):
+        return Chosen(False, "turned off: the model has sliding-window layers, which keep only their window")  # noqa: FBT003
+    if asked and not layout.is_uniform:
+        return Chosen(False, "turned off: the model's layers differ in shape")  # noqa: FBT003
+    return Chosen(asked, "as set, or the default")
+
+
 def _unbounded_max_blocks(
     asked: int | None, *, backend: str, layout: CacheLayout, max_lengths: tuple[int | None, int | None]
 ) -> Chosen[int]:
@@ -99,7 +108,7 @@ def _unbounded_max_blocks(
 def _in_place_fault(backend: str, layout: CacheLayout) -> str | None:
     if any(group.window is not None for group in layout.groups):
         return "the model has sliding-window layers, whose pages come and go"
-    if backend not in _IN_PLACE:
+    if backend not in IN_PLACE:
         return f"attention backend {backend} does not read block tables"
     return None
 
@@ -107,5 +116,5 @@ def _in_place_fault(backend: str, layout: CacheLayout) -> str | None:
 def _flash_fault(name: str, device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"FlashAttention needs a GPU, and the model is on the {device.type}"
-    module = _FLASH[name]
+    module = FLASH[name]
     return None if importlib.util.find_spec(module) else f"FlashAttention is not installed (module {module})"

@@ -83,6 +83,38 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Annotated[float, Meta(gt=0, le=1)],
         Meta(description="share of available memory that cpu_offload_space may take"),
     ] = 0.8
+    use_cuda_graph: Annotated[
+        bool | tuple[bool, bool] | None,
+        Meta(
+            description="capture steps as graphs of padded shapes and replay them: true, false, or VARLEN,DECODE for "
+            "each path; a CPU only checks what a GPU would replay; unset: on if a padding interval is set"
+        ),
+    ] = None
+    q_padding_interval_size: Annotated[
+        Annotated[int, Meta(ge=0, le=2**20)],
+        Meta(description="tokens to whose multiples steps with prompts are padded for graphs; 0: 64 if there are any"),
+    ] = 0
+    kv_padding_interval_size: Annotated[
+        Annotated[int, Meta(ge=0, le=2**30)],
+        Meta(description="tokens to whose multiples contexts are padded for graphs; 0: 16384 if there are any"),
+    ] = 0
+    default_compile_level: Annotated[
+        Annotated[int, Meta(ge=0, le=3)],
+        Meta(
+            description="torch.compile of both paths: 0 is off, 1 compiles, 2 also tries several ways to multiply, "
+            "3 for each padded shape; a higher level warms up longer"
+        ),
+    ] = 0
+    varlen_compile_config: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="torch.compile of steps with prompts, instead of the level: KEY=VALUE,... or a JSON object, of "
+            "backend, mode, fullgraph, dynamic, options",
+        ),
+    ] = None
+    decode_compile_config: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="the same for the decode fast path")
+    ] = None
     use_async_batching: Annotated[
         bool, Meta(description="plan the next step while one runs; on a CPU it gains little, steps compete for cores")
     ] = False

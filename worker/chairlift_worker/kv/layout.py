@@ -106,6 +106,17 @@ class CacheLayout:
         """Distance from sector to sector in the group's units."""
         return self.sector_width // group.width
 
+    def describe_sector(self) -> str:
+        """What a sector is to layers of several kinds, to be put behind their number; empty for one kind."""
+        if len(self.groups) == 1:
+            return ""
+        kinds = " or ".join(
+            f"{group.sector_len} tokens of the {len(group.layers)} layers with "
+            + ("full attention" if group.window is None else f"a window of {group.window}")
+            for group in self.groups
+        )
+        return f"; each is a sector that holds {kinds}"
+
     def peak(self, computed: int, total: int, step_len: int) -> int:
         """The most sectors that a request holds at once on the way from `computed` to `total` tokens."""
         return sum(group.peak(computed, total, step_len) for group in self.groups)

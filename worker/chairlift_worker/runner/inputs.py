@@ -1,0 +1,99 @@
+"""Memory that stays where it is for all that a step's forward pass reads: what graphs are captured with.
+
+Every shape is a view of the same memory. What pads a batch belongs to nobody: token 0 from position 0 on, in rows whose
+pages are all the first block of the null sector. They write there and read only what they have written in the same
+step; under backends that read pages in place nobody else looks at the null sector.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from chairlift_worker.attention.metadata import PageRows
+from chairlift_worker.kv.layout import CacheLayout
+from chairlift_worker.runner.batch import StepBatch
+from chairlift_worker.runner.padding import PaddedShape
+
+
+class StaticInputs:
+    """Room for one batch of any shape up to the largest. Holds one step at a time."""
+
+    def __init__(self, *, layout: CacheLayout, num_sectors: int, largest: PaddedShape, device: torch.device) -> None:
+        """Padding points to sector number `num_sectors`, the null sector."""
+        self._layout = layout
+        self._null_units = [num_sectors * layout.sector_units(group) for group in layout.groups]
+        tokens, rows = largest.num_tokens, largest.num_rows
+        self._input_ids = torch.zeros((1, tokens), dtype=torch.int64, device=device)
+        self._position_ids = torch.zeros((1, tokens), dtype=torch.int64, device=device)
+        self._sampled = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._first = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self._start = torch.zeros(rows, dtype=torch.int32, device=device)
+        widths = [_width(layout, number, largest.context_len) for number in range(len(layout.groups))]
+        self._tables = [torch.zeros(rows * width, dtype=torch.int32, device=device) for width in widths]
+
+    def fill(self, batch: StepBatch, shape: PaddedShape) -> StepBatch:
+        """The batch, padded, in this memory. It takes rows that are told as tables of pages."""
+        view = self._view(batch, shape)
+        num_tokens, num_sampled = batch.input_ids.shape[1], batch.sampled.shape[0]
+        view.input_ids[0, :num_tokens] = batch.input_ids[0]
+        view.input_ids[0, num_tokens:] = 0
+        view.position_ids[0, :num_tokens] = batch.position_ids[0]
+        view.sampled[:num_sampled] = batch.sampled
+        view.sampled[num_sampled:] = 0
+        rows = batch.metadata[0]
+        assert isinstance(rows, PageRows)
+        num_rows = rows.num_rows
+        sizes = _shares(shape.num_tokens - num_tokens, shape.num_rows - num_rows)
+        positions = [torch.arange(size) for size in sizes]
+        if positions:
+            view.position_ids[0, num_tokens:] = torch.cat(positions)
+        self._first[: num_rows + 1] = rows.first
+        self._first[num_rows + 1 : shape.num_rows + 1] = num_tokens + torch.tensor(sizes, dtype=torch.int32).cumsum(0)
+        self._start[:num_rows] = rows.start
+        self._start[num_rows : shape.num_rows] = 0
+        for own, padded, null in zip(batch.metadata, view.metadata, self._null_units, strict=True):
+            assert isinstance(own, PageRows)
+            assert isinstance(padded, PageRows)
+            padded.tables[:num_rows, : own.tables.shape[1]] = own.tables  # what stands behind has no meaning
+            padded.tables[num_rows:] = null
+        return view
+
+    def _view(self, batch: StepBatch, shape: PaddedShape) -> StepBatch:
+        rows = shape.num_rows
+        metadata = []
+        for number, (own, memory) in enumerate(zip(batch.metadata, self._tables, strict=True)):
+            width = _width(self._layout, number, shape.context_len)
+            tables = memory[: rows * width].view(rows, width)
+            metadata.append(
+                PageRows(window=own.window, first=self._first[: rows + 1], start=self._start[:rows], tables=tables)
+            )
+        return StepBatch(
+            input_ids=self._input_ids[:, : shape.num_tokens],
+            position_ids=self._position_ids[:, : shape.num_tokens],
+            sampled=self._sampled[:rows],
+            metadata=tuple(metadata),
+            in_place=batch.in_place,
+        )
+
+
+def tensors_of(batch: StepBatch) -> list[torch.Tensor]:
+    """All tensors of a batch whose rows are told as tables of pages."""
+    found = [batch.input_ids, batch.position_ids, batch.sampled]
+    for rows in batch.metadata:
+        assert isinstance(rows, PageRows)
+        found += [rows.first, rows.start, rows.tables]
+    return found
+
+
+def _width(layout: CacheLayout, number: int, context_len: int) -> int:
+    """Pages in a row of a group's table: tables are filled by whole sectors, which may hold several pages."""
+    group = layout.groups[number]
+    return group.sectors_for(context_len) * group.sector_len // layout.page_size
+
+
+def _shares(num_tokens: int, num_rows: int) -> list[int]:
+    """So many tokens given to so many rows, as evenly as can be."""
+    if not num_rows:
+        return []
+    least, more = divmod(num_tokens, num_rows)
+    return [least + 1] * more + [least] * (num_rows - more)

@@ -86,7 +86,7 @@ class Core:
                 readers=self.readers,
                 canceller=Canceller(registry=self.registry, port=self.link),
             ),
-            text=TextServicer(lifecycle=self.lifecycle),
+            text=TextServicer(lifecycle=self.lifecycle, max_message_bytes=self.configuration.service.max_message_bytes),
             info=InfoServicer(
                 lifecycle=self.lifecycle,
                 registry=self.registry,

@@ -29,7 +29,10 @@ class Entrance:
         settings = core.configuration.service
         self._tls = _tls(settings)
         self._has_tokens = settings.auth_token_file is not None
-        self._gate = Gate(authorizer=None if settings.auth_token_file is None else Authorizer(settings.auth_token_file))
+        self._gate = Gate(
+            authorizer=None if settings.auth_token_file is None else Authorizer(settings.auth_token_file),
+            max_message_bytes=settings.max_message_bytes,
+        )
         self._servers: list[grpc.aio.Server] = []
         self._listeners = Listeners(tls=self._tls)
         self.addresses: tuple[Address, ...] = ()

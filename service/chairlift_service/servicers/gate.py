@@ -1,4 +1,4 @@
-"""What every call passes before its handler: whether the caller may make it, and whether its bytes can be read."""
+"""What a call passes before and after its handler: may the caller make it, and can its messages be read and sent."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _UNREADABLE: Final = object()
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no types
     """An interceptor; without an authorizer everybody may call."""
 
-    def __init__(self, *, authorizer: Authorizer | None) -> None:
+    def __init__(self, *, authorizer: Authorizer | None, max_message_bytes: int) -> None:
         self._authorizer = authorizer
+        self._max_message_bytes = max_message_bytes
         self._handlers: dict[str, Any] = {}  # by method; only those that exist come in
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
@@ -32,8 +33,49 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no type
                 return _refusing(error)
         handler = self._handlers.get(details.method)
         if handler is None and (handler := await continuation(details)) is not None:
-            self._handlers[details.method] = handler = _reading(handler)
+            self._handlers[details.method] = handler = self._checked(handler)
         return handler
+
+    def _checked(self, handler: Any) -> Any:
+        """The handler, with answers for bytes that are no message, and for a single answer that is too large to send.
+
+        For the first it is INTERNAL, as from gRPC's servers in C++, Go and Python's threads. grpc.aio says UNKNOWN, and
+        of the second nothing but a code.
+        """
+        if handler.request_streaming:
+            return handler
+        method = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+        async def call(request: Any, context: CallContext) -> Any:
+            if request is _UNREADABLE:
+                text = "the bytes are no message of this call"
+                await errors.abort(context, ServiceError(Reason.UNREADABLE_REQUEST, text))
+            response = await method(request, context)
+            if not handler.response_streaming and response.ByteSize() > self._max_message_bytes:
+                await errors.abort(context, self._too_large(response.ByteSize()))
+            return response
+
+        make = (
+            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+        )
+        return make(call, _reader(handler.request_deserializer), handler.response_serializer)
+
+    def _too_large(self, num_bytes: int) -> ServiceError:
+        return ServiceError(
+            Reason.MESSAGE_TOO_LARGE,
+            f"the answer has {num_bytes} bytes; a message has at most {self._max_message_bytes}",
+            metadata={"max_message_bytes": str(self._max_message_bytes)},
+        )
+
+
+def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _UNREADABLE
+
+    return read
 
 
 def _refusing(error: ServiceError) -> Any:
@@ -43,30 +85,3 @@ def _refusing(error: ServiceError) -> Any:
         await errors.abort(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-def _reading(handler: Any) -> Any:
-    """The handler, with an answer for bytes that are no message.
-
-    It is INTERNAL, as from gRPC's servers in C++, Go and Python's threads. grpc.aio alone says UNKNOWN.
-    """
-    if handler.request_streaming:
-        return handler
-    deserialize = handler.request_deserializer
-    method = handler.unary_stream if handler.response_streaming else handler.unary_unary
-
-    def read(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError:
-            return _UNREADABLE
-
-    async def call(request: Any, context: CallContext) -> Any:
-        if request is _UNREADABLE:
-            await errors.abort(
-                context, ServiceError(Reason.UNREADABLE_REQUEST, "the bytes are no message of this call")
-            )
-        return await method(request, context)
-
-    make = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
-    return make(call, read, handler.response_serializer)

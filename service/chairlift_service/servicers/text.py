@@ -18,6 +18,11 @@ from chairlift_service.text.tokenizer import Tokenizer
 IDS_PER_TURN: Final = 4096
 """Ids handled before the event loop gets a turn."""
 
+ANSWER_BYTES: Final = 16
+"""Bytes of Tokenize's answer for each byte of text, at most: where each is a token of its own (`<0x0A>`), its id, its
+spelling and their frame.
+"""
+
 MAX_WAITING_LISTS: Final = 64
 """Long lists of ids that may wait to be turned into text; more are refused."""
 
@@ -27,14 +32,16 @@ _pb = text_service_pb2
 class TextServicer(text_service_pb2_grpc.TextServiceServicer):
     """Text to tokens and back, conversations to prompts. Method names and meaning: text_service.proto."""
 
-    def __init__(self, *, lifecycle: Lifecycle) -> None:
+    def __init__(self, *, lifecycle: Lifecycle, max_message_bytes: int) -> None:
         self._lifecycle = lifecycle
+        self._max_text_bytes = max_message_bytes // ANSWER_BYTES
         self._num_waiting = 0
 
     @guarded
     async def Tokenize(self, request: _pb.TokenizeRequest, context: CallContext) -> _pb.TokenizeResponse:  # noqa: N802, ARG002 - gRPC's signature
         """Tokenises as a plain prompt is tokenised."""
         tokenizer = self._lifecycle.model().tokenizer
+        self._check_size(request.text)
         add_special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         ids = await tokenizer.encode_async(request.text, add_special_tokens=add_special)
         response = _pb.TokenizeResponse()
@@ -64,6 +71,16 @@ class TextServicer(text_service_pb2_grpc.TextServiceServicer):
         faults.raise_any()
         assert made is not None  # else there was a fault
         return _pb.RenderChatResponse(text=made[0], token_ids=made[1])
+
+    def _check_size(self, text: str) -> None:
+        """Raises MESSAGE_TOO_LARGE for a text whose tokens might not fit an answer, before any work on it."""
+        num_bytes = len(text.encode())
+        if num_bytes > self._max_text_bytes:
+            raise ServiceError(
+                Reason.MESSAGE_TOO_LARGE,
+                f"text: has {num_bytes} bytes; at most {self._max_text_bytes} are tokenised in one call",
+                metadata={"max_text_bytes": str(self._max_text_bytes)},
+            )
 
     async def _decode(self, tokenizer: Tokenizer, ids: Sequence[int], *, skip_special: bool) -> str:
         """Decodes; in a thread if the list is long."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
 import pytest
 from chairlift.v1 import admin_service_pb2, admin_service_pb2_grpc, generation_service_pb2, text_service_pb2
+from chairlift_client import AsyncClient
+from chairlift_service.servicers.generation import MAX_CANCELLED_IDS
+from chairlift_service.servicers.text import ANSWER_BYTES
 from support.fake_worker import CACHE_LEN, VOCAB_SIZE
 from support.served import Served, eventually, generate, ids_request, refusal, rest, serving
 
@@ -174,9 +178,70 @@ async def test_a_message_over_the_limit_is_refused_in_both_directions() -> None:
     async with serving(max_message_bytes=64 * 1024) as small:
         refused = await refusal(small.generation.Generate(_pb.GenerateRequest(request={"text": "x" * 66_000})))
         assert refused.code is EXHAUSTED
-        answer = small.text.Tokenize(text_service_pb2.TokenizeRequest(text="x" * 40_000))
-        assert (await refusal(answer)).code is EXHAUSTED
+        ends = text_service_pb2.DetokenizeRequest(token_ids=[0] * 40_000, skip_special_tokens=False)  # <|end|>
+        refused = await refusal(small.text.Detokenize(ends))
+        assert (refused.code, refused.reason, refused.pushback_ms) == (EXHAUSTED, "MESSAGE_TOO_LARGE", "-1")
+        assert refused.message == f"the answer has {40_000 * 7 + 4} bytes; a message has at most 65536"
         await small.idle()
+
+
+async def test_a_text_whose_tokens_might_not_fit_an_answer_is_refused_before_it_is_tokenised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving(max_message_bytes=64 * 1024) as small:
+        answer = await small.text.Tokenize(text_service_pb2.TokenizeRequest(text="\n" * 4096))
+        assert len(answer.tokens) == 4096
+        monkeypatch.setattr(small.core.lifecycle.model().tokenizer, "encode_async", None)
+        for text in ("x" * 4097, "é" * 2049):
+            refused = await refusal(small.text.Tokenize(text_service_pb2.TokenizeRequest(text=text)))
+            assert (refused.code, refused.reason) == (EXHAUSTED, "MESSAGE_TOO_LARGE")
+            assert "at most 4096 are tokenised" in refused.message
+            assert refused.retry_s is None
+
+
+def test_a_token_for_each_byte_with_the_largest_id_fits_what_is_set_aside_for_it() -> None:
+    worst = text_service_pb2.TokenizeResponse(token_ids=[2**31 - 1] * 1000, tokens=["<0x0A>"] * 1000)
+    assert worst.ByteSize() <= 1000 * ANSWER_BYTES
+
+
+async def test_more_ids_than_one_turn_can_cancel_are_refused_and_none_of_them_is_cancelled(served: Served) -> None:
+    call = served.generation.Generate(generate(5, request_id="mine", max_new_tokens=1000))
+    await call.read()
+    ids = ["mine", *(str(i) for i in range(MAX_CANCELLED_IDS))]
+    refused = await refusal(served.generation.Cancel(_pb.CancelRequest(request_ids=ids)))
+    assert (refused.code, refused.reason, refused.fields) == (INVALID, "INVALID_VALUE", ("request_ids",))
+    answer = await served.generation.Cancel(_pb.CancelRequest(request_ids=ids[1:]))
+    assert len(answer.outcomes) == MAX_CANCELLED_IDS
+    assert (await rest(call))[-1].finished.usage.generated_tokens == 1000
+
+
+async def test_a_client_that_retries_by_itself_gets_in_after_the_time_that_the_refusal_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client's own service config, in gRPC's own core: it may retry, since the refusal came first."""
+    async with serving(script={"max_running": 1, "step_s": 0.001}, max_waiting_requests=1) as served:
+        attempts: list[float] = []
+        own = served.core.intake.own
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            attempts.append(time.monotonic())
+            return await own(*args, **kwargs)
+
+        monkeypatch.setattr(served.core.intake, "own", counted)
+        first = served.generation.Generate(generate(5, max_new_tokens=1000))
+        await first.read()
+        second = served.generation.Generate(generate(6))
+        await second.initial_metadata()
+        assert len(attempts) == 2
+        async with AsyncClient(served.target) as client, client.generate([7], max_new_tokens=3) as events:
+            third = asyncio.ensure_future(anext(events))
+            await eventually(lambda: len(attempts) == 3)
+            first.cancel()
+            assert (await third).prompt_tokens == 1
+        assert len(attempts) == 4
+        assert attempts[3] - attempts[2] == pytest.approx(1.0, abs=0.3)  # not the client's own 0.1 s
+        second.cancel()
+        await served.idle()
 
 
 async def test_a_fault_in_a_handler_is_internal_and_its_text_stays_in_the_log(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from chairlift_service.watched import FileError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 from support.certificates import Certificates, replace_file
+from support.serve_fake import COMMAND_LINE
 from support.served import Served, echo, eventually, generate, num_fds, rest, serving
 
 LONG = 1000
@@ -121,6 +123,21 @@ def test_files_that_cannot_be_used_are_named_in_one_line(certificates: Certifica
         ServerTls(files)
     assert str(caught.value).startswith(why.format(certificates.folder))
     assert "\n" not in str(caught.value)
+
+
+def test_a_start_without_what_it_takes_is_one_line(tmp_path: Path) -> None:
+    """The program, whose exit code tells wrong use from what went wrong."""
+    missing = f"{tmp_path}/none"
+    for flags, code, line in (
+        (["--tls-cert", missing, "--tls-key", missing], 1, f"tls_cert = {missing}: cannot be read: No such file"),
+        (["--auth-token-file", missing], 1, f"auth_token_file = {missing}: cannot be read: No such file"),
+        (["--listen", "0.0.0.0:0"], 2, "listen = 0.0.0.0:0 (from --listen): other machines can reach this address"),
+    ):
+        command = [*COMMAND_LINE, "--model", "fake", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (code, "")
+        (told,) = done.stderr.splitlines()
+        assert told.startswith(f"chairlift-serve: {line}")
 
 
 async def test_two_hundred_connections_dropped_amid_their_streams_leave_nothing(certificates: Certificates) -> None:

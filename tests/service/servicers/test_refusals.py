@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from chairlift.v1 import admin_service_pb2, admin_service_pb2_grpc, generation_service_pb2, text_service_pb2
-from chairlift_client import AsyncClient
+from chairlift_client import AsyncClient, InvalidRequestError, OverloadedError
 from chairlift_service.servicers.generation import MAX_CANCELLED_IDS
 from chairlift_service.servicers.text import ANSWER_BYTES
 from support.fake_worker import CACHE_LEN, VOCAB_SIZE
@@ -183,6 +183,20 @@ async def test_a_message_over_the_limit_is_refused_in_both_directions() -> None:
         assert (refused.code, refused.reason, refused.pushback_ms) == (EXHAUSTED, "MESSAGE_TOO_LARGE", "-1")
         assert refused.message == f"the answer has {40_000 * 7 + 4} bytes; a message has at most 65536"
         await small.idle()
+
+
+async def test_messages_over_grpcs_own_limit_of_4_mib_arrive_and_those_over_16_mib_do_not(served: Served) -> None:
+    async with AsyncClient(served.target) as client:
+        for prompt in ("word " * 1_000_000, [300] * 2_000_000):  # 5 MB, and 4 MB: what is wrong is said by name
+            with pytest.raises(InvalidRequestError) as caught:
+                await client.complete(prompt)
+            assert caught.value.reason == "PROMPT_TOO_LONG"
+        with pytest.raises(OverloadedError):
+            await client.complete("word " * 4_000_000)
+        tokens = await client.tokenize("\n" * 800_000)
+        assert len(tokens.token_ids) == len(tokens.tokens) == 800_000
+        answer = text_service_pb2.TokenizeResponse(token_ids=tokens.token_ids, tokens=tokens.tokens)
+        assert answer.ByteSize() > 4 * 2**20
 
 
 async def test_a_text_whose_tokens_might_not_fit_an_answer_is_refused_before_it_is_tokenised(

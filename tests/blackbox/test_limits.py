@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from chairlift_client import (
+    AdminClient,
     Client,
     Delta,
     Finished,
@@ -98,6 +99,27 @@ def test_a_seeded_request_that_loses_its_pages_goes_on_to_the_tokens_of_its_undi
         if answer.choices[0].finished.timings.preemptions:
             return
     raise AssertionError("it was never preempted")
+
+
+def test_the_urgent_overtakes_those_who_wait_and_the_others_keep_their_order(
+    server: LiveServer, client: Client
+) -> None:
+    """Each needs most of the cache, so that they run one after another."""
+    with AdminClient(server.admin_target) as admin:
+        admin.pause()
+        for name, priority in (("a", 0), ("b", 0), ("low", -1), ("c", 0), ("urgent", 10)):
+            client.add_request(
+                prompt(40), max_new_tokens=20, request_id=name, session="queue", priority=priority, **GREEDY
+            )
+        admin.resume()
+    ended: list[str] = []
+    with client.result(session="queue", timeout=30) as events:
+        for event in events:
+            ended += [event.request_id] if isinstance(event.event, Finished) else []
+            if len(ended) == 5:
+                break
+    assert ended == ["urgent", "a", "b", "c", "low"]
+    client.cancel(session="queue")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Async batching, swapping and prefill_first through the whole service: the ids are still transformers' own."""
+"""The engine's modes through the whole service: the ids are still transformers' own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from support.tiny_models import generate_ids, tiny_model
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 NUM_TOKENS = 40
+TRACED = "backend=eager,fullgraph=true,dynamic=true"  # all that torch.compile does but the making of machine code
 MODES = {
     "async": ("--use-async-batching",),
     "swap": ("--cpu-offload-space", "0.05", "--safety-margin", "0"),
     "async and swap": ("--use-async-batching", "--cpu-offload-space", "0.05", "--safety-margin", "0"),
     "prefill_first": ("--scheduler-type", "prefill_first"),
+    "async, compiled and captured": (
+        "--use-async-batching",
+        *("--use-cuda-graph", "--q-padding-interval-size", "16", "--kv-padding-interval-size", "64"),
+        *("--varlen-compile-config", TRACED, "--decode-compile-config", TRACED),
+    ),
 }
 
 
@@ -76,6 +82,8 @@ def test_every_mode_gives_transformers_ids(mode: str, kind: str) -> None:
             assert int(config["swap_blocks"]) > 0
             assert any(finished.timings.swapped > 0 for _, finished in answers.values())
         assert config["use_async_batching"] == str("async" in mode)
+        graphs = {"llama": "True", "gemma3": "(True, False)"}[kind]  # models with windows have no fast path
+        assert config["use_cuda_graph"] == (graphs if "captured" in mode else "False")
     comparisons.check_ties()
 
 

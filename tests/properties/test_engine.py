@@ -45,7 +45,7 @@ def all_seen() -> Iterator[Counter[str]]:
     print(dict(seen))
     if seen["workloads"] >= USUAL:
         kinds = {"swapped", "recomputed", "cancelled", "expired", "stopped", "sampled", "carried", "sharing"}
-        kinds |= {"cached tokens", "evicted though any two fit", "steps on the fast path"}
+        kinds |= {"cached tokens", "evicted though any two fit", "steps on the fast path", "graphs"}
         assert not [name for name in kinds if seen[name] < 5]
 
 
@@ -163,6 +163,7 @@ def note(seen: Counter[str], workload: Workload, rig: Rig) -> None:
     seen["expired"] += sum(end.reason is EndingReason.DEADLINE for end in endings)
     seen["stopped"] += sum(end.reason is EndingReason.STOP for end in endings)
     seen["sampled"] += sum(job.sampling.temperature > 0 for job in workload.jobs)
+    seen["graphs"] += rig.num_graphs
     seen["steps on the fast path"] += rig.runner.steps_by_path["decode"]
     seen["carried"] += sum(row.carry for plan in rig.executor.plans for row in plan.rows)
     seen["sharing"] += shape.sharing

@@ -36,6 +36,7 @@ from chairlift_worker.pass_config import PassConfig
 from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.plan import StepPlan, StepResult
 from chairlift_worker.roster import Roster
+from chairlift_worker.runner.replay import GraphForward
 from chairlift_worker.scheduler import Scheduler, StepLimits
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import ALWAYS_SWAP, SwapCosts
@@ -172,6 +173,15 @@ class Rig:
         self.now = 1
         self.outcomes: dict[int, Outcome] = {}
         self.answers: list[WorkerMsg] = []
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs were captured, which is never more than were announced."""
+        forward = self.runner._forward
+        if not isinstance(forward, GraphForward):
+            return 0
+        assert forward.num_captured <= forward.max_captured
+        return forward.num_captured
 
     def add(self, message: AddRequestMsg) -> None:
         self.outcomes[message.uid] = Outcome()

@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from chairlift_worker.graph_choice import GraphOptions
 from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, FlushPrefixCacheMsg, SamplingMsg
 from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.model.loaded import LoadedModel
+from chairlift_worker.pass_config import PassConfig
 from chairlift_worker.scheduler import StepLimits
 from chairlift_worker.swap.policy import ALWAYS_SWAP, NEVER_SWAP, SwapCosts
 from hypothesis import strategies as st
 
 from support.engine import Rig, Shape
+from support.runners import PLAIN
 
 VOCAB: Final = (4, 383)  # ids that are no special tokens, of all tiny models
 PREFIX_LEN: Final = 48
@@ -166,6 +169,7 @@ def random_shape(generator: random.Random, jobs: Sequence[Job], model: LoadedMod
     least, enough = max(needed), sum(needed)
     backend = generator.choice(["native", "native", "sdpa"])
     fast_path = backend == "native" and not model.has_sliding_layers
+    graphs = [PLAIN, PLAIN, captured(varlen=True, decode=True), captured(varlen=not fast_path, decode=True)]
     return Shape(
         num_sectors=generator.choice([least, least + 1, 2 * least, 2 * least, (least + enough) // 2, enough + 4]),
         page_size=page_size,
@@ -176,7 +180,13 @@ def random_shape(generator: random.Random, jobs: Sequence[Job], model: LoadedMod
         backend=backend,
         max_blocks_per_request=generator.choice([0, 4, 64]) if fast_path else 0,
         limits=limits,
+        passes=generator.choice(graphs) if backend == "native" else PLAIN,
     )
+
+
+def captured(*, varlen: bool, decode: bool) -> PassConfig:
+    """Steps captured as graphs, padded to so little that there are many shapes."""
+    return PassConfig(graphs=GraphOptions(varlen=varlen, decode=decode, q_interval=8, kv_interval=32))
 
 
 @st.composite

@@ -12,15 +12,23 @@ from typing import Any
 import pytest
 import torch
 from chairlift_worker.compile_choice import CompileOptions
+from chairlift_worker.executor import ModelExecutor
+from chairlift_worker.faults import Faults
 from chairlift_worker.graph_choice import GraphOptions
 from chairlift_worker.pass_config import PassConfig
 from structlog.testing import capture_logs
+from support.engine import Rig, Shape, loaded
 from support.paged import MAX_ROWS, some_ids
 from support.passes import PassDesk
-from support.tiny_models import reference_logits, tiny_model
+from support.tiny_models import generate_ids, reference_logits, tiny_model
+from support.workloads import Job
+from torch._dynamo.backends import registry
+from torch._dynamo.backends.registry import register_backend
 from torch._dynamo.utils import counters
 
 TOLERANCE = 1e-4
+BACKEND = "made_in_a_test"
+NUM_PROBES = 2  # calls by which code of all sizes is made
 EAGER = CompileOptions(backend="eager", fullgraph=True, dynamic=True)  # traces as any backend, compiles nothing
 INDUCTOR = CompileOptions(fullgraph=True, dynamic=True)
 # Inductor imports what torch itself has deprecated.
@@ -53,11 +61,40 @@ def num_codes() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def steps_of_every_kind(desk: PassDesk, kind: str) -> None:
-    """Steps of both paths and many sizes, one token and one row among them; each row has its sequence's own logits."""
+def registered(backend: Callable[..., Any], **options: Any) -> CompileOptions:
+    """Options that name this backend."""
+    register_backend(backend, name=BACKEND)
+    return CompileOptions(backend=BACKEND, **options)
+
+
+@pytest.fixture
+def _unregistered() -> Iterator[None]:
+    yield
+    registry._COMPILER_FNS.pop(BACKEND, None)
+    registry._BACKENDS.pop(BACKEND, None)
+
+
+def counting(calls: list[int]) -> CompileOptions:
+    """Like EAGER; notes the number of tokens of each call."""
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+        def code(*arguments: Any) -> Any:
+            calls.append(0)
+            return graph(*arguments)
+
+        return code
+
+    return registered(backend, fullgraph=True, dynamic=True)
+
+
+def steps_of_every_kind(desk: PassDesk, kind: str) -> int:
+    """Steps of both paths and many sizes, one token and one row among them; each row has its sequence's own logits.
+
+    Returns how many.
+    """
     sequences = [desk.sequence(some_ids(60, seed=seed)) for seed in range(MAX_ROWS)]
     a, b, c, *_ = sequences
-    for wanted in (
+    steps = [
         [(a, 5)],
         [(a, 1)],
         [(a, 1), (b, 9)],
@@ -65,13 +102,16 @@ def steps_of_every_kind(desk: PassDesk, kind: str) -> None:
         [(a, 1), (b, 1), (c, 30)],
         *([(sequence, 1) for sequence in sequences[:count]] for count in (3, 6, 1)),
         [(sequence, 4) for sequence in sequences],
-    ):
+    ]
+    for wanted in steps:
         logits = desk.step(*(sequence.row(size) for sequence, size in wanted))
         for (sequence, _), got in zip(wanted, logits, strict=True):
             expected = reference_logits(tiny_model(kind), sequence.tokens.tolist()[: sequence.computed])[-1]
             torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
+    return len(steps)
 
 
+@pytest.mark.usefixtures("_unregistered")
 @pytest.mark.parametrize(
     ("kind", "backend"),
     [
@@ -81,11 +121,32 @@ def steps_of_every_kind(desk: PassDesk, kind: str) -> None:
     ],
 )
 def test_a_traced_module_has_the_models_own_logits_from_one_code_for_all_sizes(kind: str, backend: str) -> None:
-    desk = PassDesk(tiny_model(kind), both(EAGER), backend=backend)
+    calls: list[int] = []
+    desk = PassDesk(tiny_model(kind), both(counting(calls)), backend=backend)
     with capture_logs() as logs:
-        steps_of_every_kind(desk, kind)
+        num_steps = steps_of_every_kind(desk, kind)
     assert [entry["event"] for entry in logs] == ["compiling", "compiled"]
     assert num_codes() == 1
+    assert len(calls) == NUM_PROBES + num_steps, "some steps did not run the code"
+
+
+@pytest.mark.usefixtures("_unregistered")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_code_that_was_made_in_the_first_thread_serves_in_the_one_that_runs_the_steps(depth: int) -> None:
+    calls: list[int] = []
+    passes = PassConfig(varlen_compile=counting(calls))
+    rig = Rig(loaded(tiny_model("llama")), Shape(depth=depth, passes=passes))
+    ModelExecutor(runner=rig.runner, mover=rig.mover, faults=Faults("")).warm_up()
+    before = len(calls)
+    assert before > NUM_PROBES
+    try:
+        rig.add(Job(prompt=tuple(some_ids(9)), max_new_tokens=6).message(1))
+        rig.run()
+    finally:
+        rig.close()
+    assert rig.outcomes[1].ids == generate_ids(tiny_model("llama"), some_ids(9), 6).ids
+    assert num_codes() == 1
+    assert len(calls) == before + len(rig.executor.plans)
 
 
 @with_inductor
@@ -173,23 +234,6 @@ def test_compiled_steps_can_be_captured_as_well(options: CompileOptions) -> None
     assert desk.runner._forward.num_captured > 2
 
 
-def failing(backend: Callable[..., Any]) -> CompileOptions:
-    """Options that name this backend."""
-    from torch._dynamo.backends.registry import register_backend
-
-    register_backend(backend, name="failing_in_a_test")
-    return CompileOptions(backend="failing_in_a_test", dynamic=True)
-
-
-@pytest.fixture
-def _unregistered() -> Iterator[None]:
-    from torch._dynamo.backends import registry
-
-    yield
-    registry._COMPILER_FNS.pop("failing_in_a_test", None)
-    registry._BACKENDS.pop("failing_in_a_test", None)
-
-
 def expect_one_warning(logs: list[Any], cause: str) -> None:
     warnings = [entry for entry in logs if entry["log_level"] == "warning"]
     assert len(warnings) == 1
@@ -203,7 +247,7 @@ def test_a_backend_that_raises_leaves_the_steps_uncompiled_with_one_warning() ->
     def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
         raise RuntimeError("no such\ninstruction")
 
-    desk = PassDesk(tiny_model("llama"), both(failing(backend)))
+    desk = PassDesk(tiny_model("llama"), both(registered(backend, dynamic=True)))
     with capture_logs() as logs:
         steps_of_every_kind(desk, "llama")
     expect_one_warning(logs, "no such instruction")
@@ -223,7 +267,7 @@ def test_code_that_fails_while_it_serves_is_left_for_good_and_the_step_is_made_a
 
         return code
 
-    desk = PassDesk(tiny_model("llama"), both(failing(backend)))
+    desk = PassDesk(tiny_model("llama"), both(registered(backend, dynamic=True)))
     with capture_logs() as logs:
         steps_of_every_kind(desk, "llama")
     expect_one_warning(logs, "broken code")

@@ -123,6 +123,7 @@ CHAIRLIFT_API std::int32_t chairlift_multiply(std::int32_t isa, const ChairliftM
                                      .blocks = static_cast<const std::byte*>(matrix->blocks),
                                      .block_bytes = block_bytes(matrix->format, matrix->inputs),
                                      .num_blocks = (matrix->outputs + kBlock - 1) / kBlock,
+                                     .num_following = 0,
                                      .out = out,
                                      .out_stride = stride});
   return kChairliftDecoderOk;

@@ -8,7 +8,8 @@ namespace {
 constexpr std::int32_t kAloneRows = 4;    // so few rows each thread makes for itself: that is faster than to wait for others
 constexpr std::int32_t kPanelRows = 48;   // rows of a piece of a product
 constexpr std::int32_t kPieceBlocks = 4;  // blocks of a piece of a product
-constexpr std::int32_t kPiecesEach = 8;   // pieces that a thread should find at least, so that all end together
+constexpr std::int32_t kLeastBlocks = 2;  // that a thread takes at a time of a product with few rows
+constexpr std::int32_t kPiecesEach = 8;   // pieces of other work that a thread should find, so that all end together
 
 std::int64_t padded(std::int64_t inputs) { return round_up(inputs, kGroup); }
 std::int32_t num_blocks(const ChairliftMatrix& matrix) { return (matrix.outputs + kBlock - 1) / kBlock; }
@@ -102,34 +103,48 @@ const std::byte* DecoderRun::make_rows(Thread& thread, const ChairliftMatrix& ma
   return rows;
 }
 
-// Calls finish(first_row, num_rows, first_block, num_blocks, tile) with the tiles of a product.
+// Calls finish(first_row, num_rows, first_block, num_blocks, call) with the pieces of a product.
 template <class Finish>
 void DecoderRun::multiply(Thread& thread, const Product& product, Finish finish) {
   const std::int32_t blocks = num_blocks(product.matrix);
   const std::int32_t panels = pieces_of(product.num_rows, kPanelRows);
-  std::int32_t piece = kPieceBlocks;
-  while (piece > product.least_blocks && pieces_of(blocks, piece) * panels < kPiecesEach * thread.size) {
-    piece /= 2;
-  }
   const std::int64_t bytes = block_bytes(product.matrix.format, product.matrix.inputs);
-  float* tile = thread.tile.reserve(std::int64_t{kPanelRows} * piece * kBlock);
-  share(thread, pieces_of(blocks, piece) * panels, 1, [&](std::int32_t number, std::int32_t) {
-    const std::int32_t first_block = number / panels * piece;
-    const std::int32_t count = std::min(piece, blocks - first_block);
-    const std::int32_t panel = number % panels;
+  const std::int32_t phase = thread.phase++;
+  MatmulCall call{.rows = nullptr,
+                  .row_bytes = product.row_bytes,
+                  .num_rows = 0,
+                  .num_inputs = static_cast<std::int32_t>(padded(product.matrix.inputs)),
+                  .blocks = nullptr,
+                  .block_bytes = bytes,
+                  .num_blocks = 0,
+                  .num_following = 0,
+                  .out = thread.tile.reserve(std::int64_t{kPanelRows} * kPieceBlocks * kBlock),
+                  .out_stride = std::int64_t{kPieceBlocks} * kBlock};
+  const auto piece = [&](std::int32_t panel, std::int32_t first_block, std::int32_t last_block) {
     const std::int32_t first_row = product.num_rows * panel / panels;
-    const std::int32_t rows = product.num_rows * (panel + 1) / panels - first_row;
-    const MatmulCall call{.rows = product.rows + first_row * product.row_bytes,
-                          .row_bytes = product.row_bytes,
-                          .num_rows = rows,
-                          .num_inputs = static_cast<std::int32_t>(padded(product.matrix.inputs)),
-                          .blocks = static_cast<const std::byte*>(product.matrix.blocks) + first_block * bytes,
-                          .block_bytes = bytes,
-                          .num_blocks = count,
-                          .out = tile,
-                          .out_stride = std::int64_t{piece} * kBlock};
-    finish(first_row, rows, first_block, count, call);
-  });
+    call.num_rows = product.num_rows * (panel + 1) / panels - first_row;
+    call.rows = product.rows + first_row * product.row_bytes;
+    call.num_blocks = std::min(kPieceBlocks, last_block - first_block);
+    call.num_following = last_block - first_block - call.num_blocks;
+    call.blocks = static_cast<const std::byte*>(product.matrix.blocks) + first_block * bytes;
+    finish(first_row, call.num_rows, first_block, call.num_blocks, call);
+  };
+  if (panels == 1) {
+    for (;;) {
+      const Team::Run run = memory_.team.take_run(phase, blocks, product.least_blocks, thread.size);
+      if (run.first >= run.last) break;
+      for (std::int32_t block = run.first; block < run.last; block += kPieceBlocks) {
+        piece(0, block, run.last);
+      }
+    }
+  } else {
+    const std::int32_t count = pieces_of(blocks, kPieceBlocks) * panels;
+    for (std::int32_t number; (number = memory_.team.take(phase)) < count;) {
+      const std::int32_t block = number / panels * kPieceBlocks;
+      piece(number % panels, block, std::min(blocks, block + kPieceBlocks));
+    }
+  }
+  memory_.team.meet(thread.size);
 }
 
 // The product and its bias, `stride` floats from row to row; stride is at least whole blocks.
@@ -213,7 +228,7 @@ void DecoderRun::run_layer(Thread& thread, const ChairliftDecoderLayer& layer) {
                  .rows = rows,
                  .row_bytes = kernels_.row_bytes[layer.qkv.format](padded(layer.qkv.inputs)),
                  .num_rows = tokens,
-                 .least_blocks = 1},
+                 .least_blocks = kLeastBlocks},
                 qkv_, round_up(layer.qkv.outputs, kBlock));
   turn(thread, layer);
   attend(thread, layer);
@@ -228,7 +243,7 @@ void DecoderRun::run_layer(Thread& thread, const ChairliftDecoderLayer& layer) {
                .rows = rows,
                .row_bytes = kernels_.row_bytes[layer.out.format](width),
                .num_rows = tokens,
-               .least_blocks = 1},
+               .least_blocks = kLeastBlocks},
               layer.after_attention_norm);
   feed_forward(thread, layer);
 }
@@ -298,7 +313,7 @@ void DecoderRun::feed_forward(Thread& thread, const ChairliftDecoderLayer& layer
     }
   });
   add_product(thread,
-              {.matrix = layer.down, .rows = inner_, .row_bytes = inner_bytes, .num_rows = tokens, .least_blocks = 1},
+              {.matrix = layer.down, .rows = inner_, .row_bytes = inner_bytes, .num_rows = tokens, .least_blocks = kLeastBlocks},
               layer.after_mlp_norm);
 }
 
@@ -312,7 +327,7 @@ void DecoderRun::make_logits(Thread& thread) {
                         .rows = rows,
                         .row_bytes = kernels_.row_bytes[decoder_.head.format](padded(decoder_.head.inputs)),
                         .num_rows = step_.num_sampled,
-                        .least_blocks = 1};
+                        .least_blocks = kLeastBlocks};
   multiply_into(thread, product, step_.logits, step_.logits_stride);
   if (decoder_.softcap == 0.0F) return;
   share(thread, step_.num_sampled, 1, [&](std::int32_t i, std::int32_t) {

@@ -44,7 +44,7 @@ class DecoderRun {
     const std::byte* rows;
     std::int64_t row_bytes;
     std::int32_t num_rows;
-    std::int32_t least_blocks;  // of a piece
+    std::int32_t least_blocks;  // that a thread takes at a time
   };
 
   template <class Use>

@@ -37,6 +37,7 @@ struct MatmulCall {
   const std::byte* blocks;
   std::int64_t block_bytes;
   std::int32_t num_blocks;
+  std::int32_t num_following;  // blocks behind these that the same thread will read next
   float* out;  // (num_rows, num_blocks * kBlock), written
   std::int64_t out_stride;
 };

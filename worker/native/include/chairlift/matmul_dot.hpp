@@ -14,10 +14,7 @@ inline __m512i broadcast_word(const T* from) {
   return _mm512_set1_epi32(word);
 }
 
-struct DotBf16Weights {
-  static constexpr int kMostRows = 6;
-  static constexpr int blocks(int) { return 4; }
-
+struct DotBf16Weights : FloatShape {
   template <int kRows, int kBlocks>
   static inline void tile(const MatmulCall& call, int row, int block) {
     Sums<kRows, kBlocks> sums;
@@ -27,13 +24,15 @@ struct DotBf16Weights {
     for (int b = 0; b < kBlocks; ++b) {
       weights[b] = block_at(call, block + b);
     }
+    const Ahead<kBlocks> ahead(call, block);
     for (std::int64_t k = 0; k < call.num_inputs; k += 2) {
+      ahead.fetch(k * kBlock * 2);
       __m512i line[kBlocks];
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) {
         line[b] = _mm512_loadu_si512(weights[b] + k * kBlock * 2);
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const __m512i pair = broadcast_word(rows + r * stride + k);
 #pragma GCC unroll 4
@@ -54,8 +53,8 @@ struct GroupNumbers {
 
 template <int kBits>
 struct DotQuantisedWeights {
-  static constexpr int kMostRows = 4;
-  static constexpr int blocks(int rows) { return rows <= 2 ? 4 : 2; }
+  static constexpr int kMostRows = 8;
+  static constexpr int blocks(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }  // twice as many sums each
   static constexpr std::int64_t kGroupBytes = QuantisedWeights<kBits>::kGroupBytes;
 
   template <int kRows, int kBlocks>
@@ -65,7 +64,12 @@ struct DotQuantisedWeights {
     for (int b = 0; b < kBlocks; ++b) {
       weights[b] = block_at(call, block + b);
     }
+    const Ahead<kBlocks> ahead(call, block);
     for (std::int64_t group = 0; group < call.num_inputs / kGroup; ++group) {
+#pragma GCC unroll 16
+      for (std::int64_t line = 0; line < kGroupBytes; line += 64) {
+        ahead.fetch(group * kGroupBytes + line);
+      }
       const std::byte* rows = row_at(call, row) + group * kGroup;
       __m512i parts[kRows][kBlocks] = {};
 #pragma GCC unroll 4
@@ -76,7 +80,7 @@ struct DotQuantisedWeights {
         for (int b = 0; b < kBlocks; ++b) {
           load_quads(weights[b] + 2 * kBlock * sizeof(Bf16), pair, first[b], second[b]);
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
           const __m512i early = broadcast_word(rows + r * call.row_bytes + 8 * pair);
           const __m512i late = broadcast_word(rows + r * call.row_bytes + 8 * pair + 4);
@@ -117,7 +121,7 @@ struct DotQuantisedWeights {
       const auto* scales = reinterpret_cast<const Bf16*>(weights[b]);
       const Floats scale = load(scales);
       const Floats offset = load(scales + kBlock);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const auto* numbers = reinterpret_cast<const GroupNumbers*>(row_at(call, row + r) + call.num_inputs) + group;
         const Floats part = (Floats)_mm512_cvtepi32_ps(parts[r][b]);

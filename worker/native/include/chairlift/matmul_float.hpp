@@ -6,11 +6,12 @@
 namespace chairlift {
 namespace {
 
-// Of two-vector blocks (AVX2) the sums of six rows fill the sixteen registers; AVX-512 has twice as many, twice as wide.
+// How many rows and blocks at once have their sums in registers. Tall tiles read weights fewer times: of a dozen rows the
+// first pass takes as long as memory needs to bring the weights. AVX-512 has twice the registers, each twice as wide.
 struct FloatShape {
-  static constexpr int kMostRows = 6;
+  static constexpr int kMostRows = kBlockVectors == 1 ? 12 : 6;
   static constexpr int blocks(int rows) {
-    if (kBlockVectors == 1) return 4;
+    if (kBlockVectors == 1) return rows <= 6 ? 4 : 2;
     return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
   }
 };
@@ -20,7 +21,7 @@ struct Sums {
   Floats of[kRows][kVectors] = {};
 
   inline void store_to(const MatmulCall& call, int row, int block) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
@@ -41,13 +42,15 @@ struct FloatWeights : FloatShape {
     for (int b = 0; b < kBlocks; ++b) {
       weights[b] = reinterpret_cast<const float*>(block_at(call, block + b));
     }
+    const Ahead<kBlocks> ahead(call, block);
     for (std::int64_t k = 0; k < call.num_inputs; ++k) {
+      ahead.fetch(k * kBlock * 4);
       Floats line[kVectors];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
         line[v] = load(weights[v / kBlockVectors] + k * kBlock + v % kBlockVectors * kLanes);
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const Floats factor = splat(rows[r * stride + k]);
 #pragma GCC unroll 16
@@ -71,13 +74,15 @@ struct Bf16Weights : FloatShape {
     for (int b = 0; b < kBlocks; ++b) {
       weights[b] = reinterpret_cast<const Bf16*>(block_at(call, block + b));
     }
+    const Ahead<kBlocks> ahead(call, block);
     for (std::int64_t k = 0; k < call.num_inputs; k += 2) {
+      ahead.fetch(k * kBlock * 2);
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
         const auto pair = load_as<Words>(weights[v / kBlockVectors] + k * kBlock + v % kBlockVectors * 2 * kLanes);
         const auto even = (Floats)(pair << 16);
         const auto odd = (Floats)(pair & 0xFFFF0000U);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
           sums.of[r][v] = fma(splat(rows[r * stride + k]), even, sums.of[r][v]);
           sums.of[r][v] = fma(splat(rows[r * stride + k + 1]), odd, sums.of[r][v]);
@@ -107,7 +112,7 @@ struct QuantisedWeights : FloatShape {
         add_group<kRows>(rows + group * kGroup, stride, at + 2 * kBlock * sizeof(Bf16), v % kBlockVectors,
                          load(scales), sums, v);
         const Floats offsets = load(scales + kBlock);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
           sums.of[r][v] = fma(splat(rows[r * stride + call.num_inputs + group]), offsets, sums.of[r][v]);
         }
@@ -126,13 +131,13 @@ struct QuantisedWeights : FloatShape {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const Floats weight = __builtin_convertvector((Ints)((words >> (8 * i)) & 0xFFU), Floats);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
           part[r] = fma(splat(rows[r * stride + quad * 4 + i]), weight, part[r]);
         }
       }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       sums.of[r][v] = fma(part[r], scales, sums.of[r][v]);
     }

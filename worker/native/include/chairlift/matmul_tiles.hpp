@@ -17,6 +17,27 @@ inline float* out_at(const MatmulCall& call, int row, int block) {
   return call.out + row * call.out_stride + block * kBlock;
 }
 
+// Asks for what a tile of these blocks will read, into the second cache, while the tile before it is computed: memory
+// brings a stream to its end and no further.
+template <int kBlocks>
+struct Ahead {
+  const std::byte* at;
+  std::int64_t stride;
+
+  Ahead(const MatmulCall& call, int block)
+      : at(block + 2 * kBlocks <= call.num_blocks + call.num_following ? block_at(call, block + kBlocks) : nullptr),
+        stride(call.block_bytes) {}
+
+  // The line that begins so many bytes into each block.
+  inline void fetch(std::int64_t offset) const {
+    if (at == nullptr) return;
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) {
+      __builtin_prefetch(at + b * stride + offset, 0, 2);
+    }
+  }
+};
+
 // A kernel's tile of kRows rows and as many blocks as fit the registers beside them, then blocks one by one.
 template <class Kernel, int kRows>
 inline void multiply_blocks(const MatmulCall& call, int row) {

@@ -28,6 +28,25 @@ class Team {
     return next_[static_cast<std::size_t>(phase)].value.fetch_add(1, std::memory_order_relaxed);
   }
 
+  struct Run {
+    std::int32_t first;
+    std::int32_t last;  // exclusive; not above first: nothing is left
+  };
+
+  // The next run of pieces that nobody has taken, of `total`: long ones first, since a stream is read fastest in one go,
+  // then shorter ones, so that all threads end together.
+  Run take_run(std::int32_t phase, std::int32_t total, std::int32_t least, std::int32_t size) {
+    auto& next = next_[static_cast<std::size_t>(phase)].value;
+    std::int32_t first = next.load(std::memory_order_relaxed);
+    std::int32_t last = first;
+    do {
+      if (first >= total) return {total, total};
+      const std::int32_t share = (total - first) / (2 * size) / least * least;
+      last = std::min(total, first + std::max(least, share));
+    } while (!next.compare_exchange_weak(first, last, std::memory_order_relaxed));
+    return {first, last};
+  }
+
   // Returns when all `size` threads of the region have come here.
   void meet(std::int32_t size) {
     if (size == 1) return;

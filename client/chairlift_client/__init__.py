@@ -1,7 +1,9 @@
 """Client of the Chairlift gRPC service: blocking, asyncio, and a manager with the method names of transformers."""
 
 from chairlift_client._access import Access, Tls
-from chairlift_client._async import AsyncAdminClient, AsyncClient
+from chairlift_client._async import AsyncClient
+from chairlift_client._async_admin import AsyncAdminClient
+from chairlift_client._chat import Chat
 from chairlift_client._errors import (
     CallCancelledError,
     ChairliftError,
@@ -24,7 +26,8 @@ from chairlift_client._errors import (
 )
 from chairlift_client._requests import GenerateOptions, Prompt
 from chairlift_client._streams import AsyncEventStream, EventStream
-from chairlift_client._sync import AdminClient, Client
+from chairlift_client._sync import Client
+from chairlift_client._sync_admin import AdminClient
 from chairlift_client._types import (
     Accepted,
     CancelStatus,
@@ -37,6 +40,7 @@ from chairlift_client._types import (
     HealthStatus,
     LengthLimit,
     ModelInfo,
+    RenderedChat,
     RequestState,
     Result,
     ResultEvent,
@@ -70,6 +74,7 @@ __all__ = [
     "CallCancelledError",
     "CancelStatus",
     "ChairliftError",
+    "Chat",
     "Choice",
     "Client",
     "ContinuousBatchingConfig",
@@ -99,6 +104,7 @@ __all__ = [
     "PreconditionError",
     "Prompt",
     "RemoteModel",
+    "RenderedChat",
     "RequestState",
     "RequestStatus",
     "Result",

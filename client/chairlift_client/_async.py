@@ -4,35 +4,32 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import Any, Self, Unpack
+from typing import Unpack
 
-import grpc
-import grpc.aio
-from chairlift.v1 import admin_service_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
+from chairlift.v1 import generation_service_pb2, info_service_pb2, text_service_pb2
 from google.protobuf import wrappers_pb2
 
-from chairlift_client import _convert, _errors, _requests
-from chairlift_client._access import Access, Connection
+from chairlift_client import _convert, _requests
+from chairlift_client._async_connection import AsyncConnected, call
+from chairlift_client._chat import Chat
 from chairlift_client._requests import GenerateOptions, Prompt
 from chairlift_client._streams import AsyncEventStream
-from chairlift_client._stubs import Stubs
 from chairlift_client._types import (
     Accepted,
     CancelStatus,
     Event,
     HealthStatus,
     ModelInfo,
+    RenderedChat,
     Result,
     ResultEvent,
     ServerInfo,
     Tokens,
-    WeightsUpdate,
 )
 
 
-class AsyncClient:
+class AsyncClient(AsyncConnected):
     """An asyncio connection to a Chairlift service; make it inside a running event loop. The twin of `Client`.
 
     `target` is `HOST:PORT` or `unix:PATH`; without it, the environment's CHAIRLIFT_TARGET, else 127.0.0.1:50051.
@@ -46,22 +43,6 @@ class AsyncClient:
     >>> asyncio.run(main())
     'abca'
     """
-
-    def __init__(self, target: str | None = None, **access: Unpack[Access]) -> None:
-        connection = Connection.resolve(target, access)
-        self.target = connection.target
-        self._channel = connection.open_async()
-        self._stubs = Stubs(self._channel, metadata=connection.metadata)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connection; calls in flight end, and their requests with them."""
-        await self._channel.close()
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -85,14 +66,14 @@ class AsyncClient:
         'echo ec'
         """
         request = generation_service_pb2.CompleteRequest(request=_requests.generation_request(prompt, options))
-        return _convert.result(await _call(self._stubs.generation.Complete, request, timeout=timeout))
+        return _convert.result(await call(self._stubs.generation.Complete, request, timeout=timeout))
 
     async def add_request(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Accepted:
         """Add a request that lives on by itself; `result` reads it, now or later, and `cancel` lets it go."""
         request = generation_service_pb2.AddRequestRequest(request=_requests.generation_request(prompt, options))
-        return _convert.accepted((await _call(self._stubs.generation.AddRequest, request, timeout=timeout)).accepted)
+        return _convert.accepted((await call(self._stubs.generation.AddRequest, request, timeout=timeout)).accepted)
 
     async def add_requests(
         self, requests: Sequence[tuple[Prompt, GenerateOptions]], *, timeout: float | None = None
@@ -101,7 +82,7 @@ class AsyncClient:
         message = generation_service_pb2.AddRequestsRequest(
             requests=[_requests.generation_request(prompt, options) for prompt, options in requests]
         )
-        reply = await _call(self._stubs.generation.AddRequests, message, timeout=timeout)
+        reply = await call(self._stubs.generation.AddRequests, message, timeout=timeout)
         return [_convert.accepted(accepted) for accepted in reply.accepted]
 
     def result(
@@ -125,98 +106,39 @@ class AsyncClient:
     ) -> dict[str, CancelStatus]:
         """Cancel requests by id, or all of a session; let finished ones go. Returns what became of each."""
         request = _requests.cancel_request(request_ids=request_ids, session=session)
-        return _convert.outcomes(await _call(self._stubs.generation.Cancel, request, timeout=timeout))
+        return _convert.outcomes(await call(self._stubs.generation.Cancel, request, timeout=timeout))
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool | None = None, timeout: float | None = None
     ) -> Tokens:
         """Turn text into token ids, as a plain prompt is tokenised."""
         request = text_service_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
-        return _convert.tokens(await _call(self._stubs.text.Tokenize, request, timeout=timeout))
+        return _convert.tokens(await call(self._stubs.text.Tokenize, request, timeout=timeout))
 
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout: float | None = None
     ) -> str:
         """Turn token ids into text."""
         request = text_service_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        text: str = (await _call(self._stubs.text.Detokenize, request, timeout=timeout)).text
+        text: str = (await call(self._stubs.text.Detokenize, request, timeout=timeout)).text
         return text
+
+    async def render_chat(self, chat: Chat, *, timeout: float | None = None) -> RenderedChat:
+        """Turn a conversation into the prompt that a generation would have."""
+        request = text_service_pb2.RenderChatRequest(chat=chat.message())
+        return _convert.rendered_chat(await call(self._stubs.text.RenderChat, request, timeout=timeout))
 
     async def get_model(self, *, timeout: float | None = None) -> ModelInfo:
         """The model that is served."""
         request = info_service_pb2.GetModelRequest()
-        return _convert.model_info(await _call(self._stubs.info.GetModel, request, timeout=timeout))
+        return _convert.model_info(await call(self._stubs.info.GetModel, request, timeout=timeout))
 
     async def get_server(self, *, timeout: float | None = None) -> ServerInfo:
         """The server: version, state, worker, settings, statistics."""
         request = info_service_pb2.GetServerRequest()
-        return _convert.server_info(await _call(self._stubs.info.GetServer, request, timeout=timeout))
+        return _convert.server_info(await call(self._stubs.info.GetServer, request, timeout=timeout))
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
         """What the standard health service says of `service`, or of the server as a whole."""
-        reply = await _call(self._stubs.health_check, wrappers_pb2.StringValue(value=service), timeout=timeout)
+        reply = await call(self._stubs.health_check, wrappers_pb2.StringValue(value=service), timeout=timeout)
         return HealthStatus(reply.value)
-
-
-class AsyncAdminClient:
-    """An asyncio connection to a service's admin address (its `--admin-listen`). The twin of `AdminClient`."""
-
-    def __init__(self, target: str | None = None, **access: Unpack[Access]) -> None:
-        connection = Connection.resolve(target, access)
-        self.target = connection.target
-        self._channel = connection.open_async()
-        self._stubs = Stubs(self._channel, metadata=connection.metadata)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._channel.close()
-
-    async def flush_prefix_cache(self, *, timeout: float | None = None) -> int:
-        """Forget the pages of the prefix cache that no request uses. Returns how many pages were forgotten."""
-        request = admin_service_pb2.FlushPrefixCacheRequest()
-        num_blocks: int = (await _call(self._stubs.admin.FlushPrefixCache, request, timeout=timeout)).num_blocks
-        return num_blocks
-
-    async def pause(self, *, timeout: float | None = None) -> int:
-        """Let no step begin until `resume`; returns how many requests stand still. New ones queue."""
-        num_requests: int = (
-            await _call(self._stubs.admin.Pause, admin_service_pb2.PauseRequest(), timeout=timeout)
-        ).num_requests
-        return num_requests
-
-    async def resume(self, *, timeout: float | None = None) -> None:
-        """End a pause, a drain or a stop; what stood still goes on where it stood."""
-        await _call(self._stubs.admin.Resume, admin_service_pb2.ResumeRequest(), timeout=timeout)
-
-    async def drain(self, *, timeout: float | None = None) -> None:
-        """Refuse new requests and wait until what is there has ended. The drain goes on where `timeout` passes."""
-        await _call(self._stubs.admin.Drain, admin_service_pb2.DrainRequest(), timeout=timeout)
-
-    async def stop(self, *, timeout: float | None = None) -> int:
-        """End every request now, as UNAVAILABLE, and refuse new ones until `resume`; returns how many were ended."""
-        num_requests: int = (
-            await _call(self._stubs.admin.Stop, admin_service_pb2.StopRequest(), timeout=timeout)
-        ).num_requests
-        return num_requests
-
-    async def update_weights(self, path: str | os.PathLike[str], *, timeout: float | None = None) -> WeightsUpdate:
-        """While paused: take the weights of a folder on the service's machine, named by its absolute path.
-
-        What is in flight goes on with them after `resume`. Weights that do not fit raise and change nothing.
-        """
-        request = admin_service_pb2.UpdateWeightsRequest(path=os.fspath(path))
-        return _convert.weights_update(await _call(self._stubs.admin.UpdateWeights, request, timeout=timeout))
-
-
-async def _call(method: Any, request: Any, *, timeout: float | None) -> Any:
-    """Make a unary call. Raises ChairliftError."""
-    try:
-        return await method(request, timeout=timeout)
-    except grpc.RpcError as error:
-        raise _errors.from_rpc_error(error) from None

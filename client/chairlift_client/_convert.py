@@ -16,6 +16,7 @@ from chairlift_client._types import (
     FinishReason,
     LengthLimit,
     ModelInfo,
+    RenderedChat,
     RequestState,
     Result,
     ResultEvent,
@@ -146,6 +147,11 @@ def outcomes(message: generation_service_pb2.CancelResponse) -> dict[str, Cancel
 def tokens(message: text_service_pb2.TokenizeResponse) -> Tokens:
     """`Tokens` of its message."""
     return Tokens(token_ids=tuple(message.token_ids), tokens=tuple(message.tokens))
+
+
+def rendered_chat(message: text_service_pb2.RenderChatResponse) -> RenderedChat:
+    """`RenderedChat` of its message."""
+    return RenderedChat(text=message.text, token_ids=tuple(message.token_ids))
 
 
 def model_info(message: info_service_pb2.GetModelResponse) -> ModelInfo:

@@ -8,8 +8,10 @@ from typing import TypedDict
 
 from chairlift.v1 import generation_service_pb2, request_pb2
 
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
+from chairlift_client._chat import Chat
+
+Prompt = str | Sequence[int] | Chat
+"""Text, token ids, or a conversation."""
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -82,6 +84,8 @@ def generation_request(prompt: Prompt, options: GenerateOptions) -> request_pb2.
     request = request_pb2.GenerationRequest()
     if isinstance(prompt, str):
         request.text = prompt
+    elif isinstance(prompt, Chat):
+        request.chat.CopyFrom(prompt.message())
     else:
         request.token_ids.SetInParent()  # an empty prompt is still ids, for the service to refuse by name
         _extend(request.token_ids.ids, prompt, name="prompt")

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import Any, Self, Unpack
+from typing import Unpack
 
-import grpc
-from chairlift.v1 import admin_service_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
+from chairlift.v1 import generation_service_pb2, info_service_pb2, text_service_pb2
 from google.protobuf import wrappers_pb2
 
-from chairlift_client import _convert, _errors, _requests
-from chairlift_client._access import Access, Connection
+from chairlift_client import _convert, _requests
+from chairlift_client._chat import Chat
 from chairlift_client._requests import GenerateOptions, Prompt
 from chairlift_client._streams import EventStream
-from chairlift_client._stubs import Stubs
+from chairlift_client._sync_connection import Connected, call
 from chairlift_client._types import (
     Accepted,
     CancelStatus,
     Event,
     HealthStatus,
     ModelInfo,
+    RenderedChat,
     Result,
     ResultEvent,
     ServerInfo,
     Tokens,
-    WeightsUpdate,
 )
 
 
-class Client:
+class Client(Connected):
     """A blocking connection to a Chairlift service. Safe to share between threads.
 
     `target` is `HOST:PORT` or `unix:PATH`; without it, the environment's CHAIRLIFT_TARGET, else 127.0.0.1:50051.
@@ -41,22 +39,6 @@ class Client:
     ...     print(client.complete("echo ", max_new_tokens=9).text)
     echo echo
     """
-
-    def __init__(self, target: str | None = None, **access: Unpack[Access]) -> None:
-        connection = Connection.resolve(target, access)
-        self.target = connection.target
-        self._channel = connection.open()
-        self._stubs = Stubs(self._channel, metadata=connection.metadata)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection; calls in flight end, and their requests with them."""
-        self._channel.close()
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -88,7 +70,7 @@ class Client:
         ('LENGTH', 5)
         """
         request = generation_service_pb2.CompleteRequest(request=_requests.generation_request(prompt, options))
-        return _convert.result(_call(self._stubs.generation.Complete, request, timeout=timeout))
+        return _convert.result(call(self._stubs.generation.Complete, request, timeout=timeout))
 
     def add_request(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -102,7 +84,7 @@ class Client:
         ['Accepted', 'Delta', 'Delta', 'Delta', 'Finished']
         """
         request = generation_service_pb2.AddRequestRequest(request=_requests.generation_request(prompt, options))
-        return _convert.accepted(_call(self._stubs.generation.AddRequest, request, timeout=timeout).accepted)
+        return _convert.accepted(call(self._stubs.generation.AddRequest, request, timeout=timeout).accepted)
 
     def add_requests(
         self, requests: Sequence[tuple[Prompt, GenerateOptions]], *, timeout: float | None = None
@@ -117,7 +99,7 @@ class Client:
         message = generation_service_pb2.AddRequestsRequest(
             requests=[_requests.generation_request(prompt, options) for prompt, options in requests]
         )
-        reply = _call(self._stubs.generation.AddRequests, message, timeout=timeout)
+        reply = call(self._stubs.generation.AddRequests, message, timeout=timeout)
         return [_convert.accepted(accepted) for accepted in reply.accepted]
 
     def result(
@@ -152,7 +134,7 @@ class Client:
         {'nobody': <CancelStatus.NOT_FOUND: 3>}
         """
         request = _requests.cancel_request(request_ids=request_ids, session=session)
-        return _convert.outcomes(_call(self._stubs.generation.Cancel, request, timeout=timeout))
+        return _convert.outcomes(call(self._stubs.generation.Cancel, request, timeout=timeout))
 
     def tokenize(self, text: str, *, add_special_tokens: bool | None = None, timeout: float | None = None) -> Tokens:
         """Turn text into token ids, as a plain prompt is tokenised.
@@ -162,7 +144,7 @@ class Client:
         (72, 105)
         """
         request = text_service_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
-        return _convert.tokens(_call(self._stubs.text.Tokenize, request, timeout=timeout))
+        return _convert.tokens(call(self._stubs.text.Tokenize, request, timeout=timeout))
 
     def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout: float | None = None
@@ -174,8 +156,19 @@ class Client:
         'Hi'
         """
         request = text_service_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        text: str = _call(self._stubs.text.Detokenize, request, timeout=timeout).text
+        text: str = call(self._stubs.text.Detokenize, request, timeout=timeout).text
         return text
+
+    def render_chat(self, chat: Chat, *, timeout: float | None = None) -> RenderedChat:
+        """Turn a conversation into the prompt that a generation would have.
+
+        >>> with Client(target) as client:
+        ...     print(client.render_chat(Chat([{"role": "user", "content": "Hi"}])).text + "...")
+        user: Hi
+        assistant: ...
+        """
+        request = text_service_pb2.RenderChatRequest(chat=chat.message())
+        return _convert.rendered_chat(call(self._stubs.text.RenderChat, request, timeout=timeout))
 
     def get_model(self, *, timeout: float | None = None) -> ModelInfo:
         """The model that is served.
@@ -184,9 +177,7 @@ class Client:
         ...     client.get_model().eos_token_ids
         (256,)
         """
-        return _convert.model_info(
-            _call(self._stubs.info.GetModel, info_service_pb2.GetModelRequest(), timeout=timeout)
-        )
+        return _convert.model_info(call(self._stubs.info.GetModel, info_service_pb2.GetModelRequest(), timeout=timeout))
 
     def get_server(self, *, timeout: float | None = None) -> ServerInfo:
         """The server: version, state, worker, settings, statistics.
@@ -196,7 +187,7 @@ class Client:
         'SERVING'
         """
         request = info_service_pb2.GetServerRequest()
-        return _convert.server_info(_call(self._stubs.info.GetServer, request, timeout=timeout))
+        return _convert.server_info(call(self._stubs.info.GetServer, request, timeout=timeout))
 
     def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
         """What the standard health service says of `service`, or of the server as a whole.
@@ -205,78 +196,5 @@ class Client:
         ...     client.health().name
         'SERVING'
         """
-        reply = _call(self._stubs.health_check, wrappers_pb2.StringValue(value=service), timeout=timeout)
+        reply = call(self._stubs.health_check, wrappers_pb2.StringValue(value=service), timeout=timeout)
         return HealthStatus(reply.value)
-
-
-class AdminClient:
-    """A blocking connection to a service's admin address (its `--admin-listen`).
-
-    >>> with AdminClient(target) as admin:
-    ...     admin.flush_prefix_cache()
-    0
-    """
-
-    def __init__(self, target: str | None = None, **access: Unpack[Access]) -> None:
-        connection = Connection.resolve(target, access)
-        self.target = connection.target
-        self._channel = connection.open()
-        self._stubs = Stubs(self._channel, metadata=connection.metadata)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-    def flush_prefix_cache(self, *, timeout: float | None = None) -> int:
-        """Forget the pages of the prefix cache that no request uses. Returns how many pages were forgotten."""
-        request = admin_service_pb2.FlushPrefixCacheRequest()
-        num_blocks: int = _call(self._stubs.admin.FlushPrefixCache, request, timeout=timeout).num_blocks
-        return num_blocks
-
-    def pause(self, *, timeout: float | None = None) -> int:
-        """Let no step begin until `resume`; returns how many requests stand still. New ones queue."""
-        num_requests: int = _call(
-            self._stubs.admin.Pause, admin_service_pb2.PauseRequest(), timeout=timeout
-        ).num_requests
-        return num_requests
-
-    def resume(self, *, timeout: float | None = None) -> None:
-        """End a pause, a drain or a stop; what stood still goes on where it stood.
-
-        >>> with AdminClient(target) as admin:
-        ...     admin.pause()
-        ...     admin.resume()
-        0
-        """
-        _call(self._stubs.admin.Resume, admin_service_pb2.ResumeRequest(), timeout=timeout)
-
-    def drain(self, *, timeout: float | None = None) -> None:
-        """Refuse new requests and wait until what is there has ended. The drain goes on where `timeout` passes."""
-        _call(self._stubs.admin.Drain, admin_service_pb2.DrainRequest(), timeout=timeout)
-
-    def stop(self, *, timeout: float | None = None) -> int:
-        """End every request now, as UNAVAILABLE, and refuse new ones until `resume`; returns how many were ended."""
-        num_requests: int = _call(self._stubs.admin.Stop, admin_service_pb2.StopRequest(), timeout=timeout).num_requests
-        return num_requests
-
-    def update_weights(self, path: str | os.PathLike[str], *, timeout: float | None = None) -> WeightsUpdate:
-        """While paused: take the weights of a folder on the service's machine, named by its absolute path.
-
-        What is in flight goes on with them after `resume`. Weights that do not fit raise and change nothing.
-        """
-        request = admin_service_pb2.UpdateWeightsRequest(path=os.fspath(path))
-        return _convert.weights_update(_call(self._stubs.admin.UpdateWeights, request, timeout=timeout))
-
-
-def _call(method: Any, request: Any, *, timeout: float | None) -> Any:
-    """Make a unary call. Raises ChairliftError."""
-    try:
-        return method(request, timeout=timeout)
-    except grpc.RpcError as error:
-        raise _errors.from_rpc_error(error) from None

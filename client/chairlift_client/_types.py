@@ -209,6 +209,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """The prompt of a conversation, as the model's chat template writes it: text and ids."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The model that is served. `vocab_size` counts the rows of the output layer; token ids are below it."""
 

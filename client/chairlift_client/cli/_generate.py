@@ -16,6 +16,7 @@ from chairlift_client._streams import EventStream
 from chairlift_client._stubs import Stubs
 from chairlift_client.cli import _input
 from chairlift_client.cli._output import Commands, WrongUseError, add_command, print_json, to_dict
+from chairlift_client.cli._sampling import add_sampling, read_sampling
 
 
 def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -24,12 +25,7 @@ def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the prompt; - reads standard input")
     parser.add_argument("--ids", type=_input.token_ids, metavar="1,2,3", help="the prompt as token ids")
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-k", type=int, metavar="K", help="0 turns it off")
-    parser.add_argument("--top-p", type=float, metavar="P")
-    parser.add_argument("--min-p", type=float, metavar="P")
-    parser.add_argument("--seed", type=int, metavar="N")
+    add_sampling(parser)
     parser.add_argument(
         "--stop-token-ids", type=_input.token_ids, metavar="1,2,3", help="further ids that end the answer"
     )
@@ -39,7 +35,6 @@ def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
         "--output", choices=["text", "ids", "both"], help="what to return (default: text; both in JSON)"
     )
     parser.add_argument("--keep-special-tokens", action="store_true", help="show special tokens in the text")
-    parser.add_argument("--deadline", type=_input.positive_float, metavar="SECONDS")
     parser.add_argument("--request-id", metavar="ID")
     parser.add_argument("--session", metavar="NAME")
     parser.add_argument("--priority", type=int, metavar="N", help="-10 to 10; higher ones start earlier")
@@ -79,12 +74,7 @@ def _stream(events: EventStream[Any], show: Any, *, newline: bool) -> None:
 def _request_options(options: argparse.Namespace) -> GenerateOptions:
     output = options.output or ("both" if options.json else "text")
     return GenerateOptions(
-        max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        seed=options.seed,
+        **read_sampling(options),
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from chairlift_client._requests import Prompt
 from chairlift_client.cli._output import WrongUseError
@@ -48,3 +50,14 @@ def read_prompt(options: argparse.Namespace) -> Prompt:
         return Path(options.prompt_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise WrongUseError(f"cannot read the prompt: {error}") from None
+
+
+def read_tools(path: str) -> list[dict[str, Any]]:
+    """The list of tools in a JSON file."""
+    try:
+        tools = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WrongUseError(f"cannot read the tools in {path}: {error}") from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise WrongUseError(f"{path} is not a list of tools")
+    return tools

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from chairlift_client._errors import ChairliftError
-from chairlift_client.cli import _access_options, _bench, _generate, _operate, _service, _tokenize
+from chairlift_client.cli import _access_options, _bench, _chat, _generate, _operate, _service, _tokenize
 from chairlift_client.cli._output import WrongUseError, print_error
 
 GOOD: Final = 0
@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for add_to in (
         _generate.add_generate,
+        _chat.add_chat,
         _bench.add_bench,
         _service.add_health,
         _service.add_info,

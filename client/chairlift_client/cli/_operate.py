@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from chairlift_client._sync import AdminClient
+from chairlift_client._sync_admin import AdminClient
 from chairlift_client.cli import _input
 from chairlift_client.cli._output import Commands, add_command, print_json
 

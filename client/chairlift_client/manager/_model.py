@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Unpack
 
+from chairlift.v1 import text_service_pb2
+
 from chairlift_client._access import Access, Connection
+from chairlift_client._chat import Chat
 from chairlift_client._progress import Progress
+from chairlift_client._stubs import Stubs
+from chairlift_client._sync_connection import call
 from chairlift_client.manager._batch import run_batch
 from chairlift_client.manager._generation_config import GenerationConfig
 from chairlift_client.manager._manager import ContinuousBatchingManager
 from chairlift_client.manager._output import GenerationOutput
 
 _RECONNECT_TIMEOUT: Final = 60.0
+_RENDER_TIMEOUT: Final = 30.0
 
 
 class RemoteModel:
@@ -36,6 +42,39 @@ class RemoteModel:
         self.generation_config = generation_config if generation_config is not None else GenerationConfig()
         self._reconnect_timeout = reconnect_timeout
         self._cached_manager: ContinuousBatchingManager | None = None
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
+        chat_template: str | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        **template_arguments: object,
+    ) -> list[int]:
+        """The prompt of a conversation, as a tokenizer's method of this name makes it with the model's own template.
+
+        `chat_template` names one of the model's templates. Text of control tokens inside the conversation is encoded
+        as ordinary text. Raises ChairliftError where the template refuses, or the model has none.
+
+        >>> bytes(connect(target).apply_chat_template([{"role": "user", "content": "Hi"}])).split()
+        [b'user:', b'Hi']
+        """
+        chat = Chat(
+            conversation,
+            tools=tools or (),
+            documents=documents or (),
+            template=chat_template,
+            template_arguments=template_arguments,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        request = text_service_pb2.RenderChatRequest(chat=chat.message())
+        with contextlib.closing(self._connection.open()) as channel:
+            stubs = Stubs(channel, metadata=self._connection.metadata)
+            return list(call(stubs.text.RenderChat, request, timeout=_RENDER_TIMEOUT).token_ids)
 
     def init_continuous_batching(
         self, generation_config: object | None = None, continuous_batching_config: object | None = None

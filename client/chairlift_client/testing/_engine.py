@@ -160,7 +160,7 @@ class FakeEngine:
                         del self.requests[request.request_id]
 
     def _make(self, message: request_pb2.GenerationRequest, path: str) -> FakeRequest:
-        prompt = _model.encode(message.text) if message.WhichOneof("input") == "text" else list(message.token_ids.ids)
+        prompt = _prompt(message, path)
         if not prompt:
             raise Refusal.field(f"{path}.token_ids", "the prompt is empty", reason="EMPTY_PROMPT")
         for i, token_id in enumerate(prompt):
@@ -182,3 +182,15 @@ class FakeEngine:
             lowered_by=event_pb2.LENGTH_LIMIT_CONTEXT if asked > fits else event_pb2.LENGTH_LIMIT_UNSPECIFIED,
             started=time.monotonic(),
         )
+
+
+def _prompt(message: request_pb2.GenerationRequest, path: str) -> list[int]:
+    match message.WhichOneof("input"):
+        case "text":
+            return _model.encode(message.text)
+        case "chat":
+            if not message.chat.messages:
+                raise Refusal.field(f"{path}.chat.messages", "there are none", reason="MISSING_INPUT")
+            return _model.encode(_model.render(message.chat))
+        case _:
+            return list(message.token_ids.ids)

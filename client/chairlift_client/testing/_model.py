@@ -6,7 +6,7 @@ import codecs
 from dataclasses import dataclass, field
 from typing import Final
 
-from chairlift.v1 import event_pb2, request_pb2
+from chairlift.v1 import chat_pb2, event_pb2, request_pb2
 
 EOS_TOKEN_ID: Final = 256
 VOCAB_SIZE: Final = 257
@@ -17,6 +17,14 @@ DEFAULT_MAX_NEW_TOKENS: Final = 16
 def encode(text: str) -> list[int]:
     """The UTF-8 bytes of a text."""
     return list(text.encode())
+
+
+def render(chat: chat_pb2.Chat) -> str:
+    """A conversation as text: a line `role: content` for each message, then `assistant: ` unless it is unwanted."""
+    text = "".join(f"{message.role}: {message.content}\n" for message in chat.messages)
+    if chat.continue_final_message:
+        return text.removesuffix("\n")
+    return text if chat.HasField("add_generation_prompt") and not chat.add_generation_prompt else text + "assistant: "
 
 
 def decode(token_ids: list[int]) -> str:

@@ -30,7 +30,8 @@ class FakeServer:
 
     Tokens are bytes (EOS is 256, the vocabulary has 257 rows), and the answer to a prompt is the prompt over and
     over, until `max_new_tokens` (default 16), an EOS in the prompt or a stop id. Log-probabilities are
-    0, -1/8, ... -7/8 and again. One token a delta.
+    0, -1/8, ... -7/8 and again. One token a delta. A conversation's prompt has a line `role: content` for each message,
+    and ends with `assistant: `.
 
     `address` is `HOST:PORT` (port 0 picks one) or `unix:PATH`; `token_delay` are the seconds that each token takes;
     `config` are the settings that GetServer tells. All services, admin included, answer on the one address.

@@ -95,6 +95,14 @@ class TextServicer(text_service_pb2_grpc.TextServiceServicer):
                 Refusal.field(f"token_ids[{i}]", f"no token {token_id}", reason="UNKNOWN_TOKEN_ID").abort(context)
         return text_service_pb2.DetokenizeResponse(text=_model.decode(list(message.token_ids)))
 
+    def RenderChat(
+        self, message: text_service_pb2.RenderChatRequest, context: grpc.ServicerContext
+    ) -> text_service_pb2.RenderChatResponse:
+        if not message.chat.messages:
+            Refusal.field("chat.messages", "there are none", reason="MISSING_INPUT").abort(context)
+        text = _model.render(message.chat)
+        return text_service_pb2.RenderChatResponse(text=text, token_ids=_model.encode(text))
+
 
 class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
     """What the fake serves, and the settings that it pretends to have."""
@@ -113,6 +121,7 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
             context_len=_model.CONTEXT_LEN,
             eos_token_ids=[_model.EOS_TOKEN_ID],
             dtype="float32",
+            has_chat_template=True,
         )
 
     def GetServer(

@@ -1,0 +1,41 @@
+"""What the asyncio clients share."""
+
+# ruff: noqa: ASYNC109 # a call's `timeout` is its gRPC deadline, which the service is told; asyncio.timeout is not
+
+from __future__ import annotations
+
+from typing import Any, Self, Unpack
+
+import grpc
+
+from chairlift_client import _errors
+from chairlift_client._access import Access, Connection
+from chairlift_client._stubs import Stubs
+
+
+class AsyncConnected:
+    """A connection to one address, made with the first call. `tls`, `token` and `token_in_clear`: see `Access`."""
+
+    def __init__(self, target: str | None = None, **access: Unpack[Access]) -> None:
+        connection = Connection.resolve(target, access)
+        self.target = connection.target
+        self._channel = connection.open_async()
+        self._stubs = Stubs(self._channel, metadata=connection.metadata)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls in flight end, and their requests with them."""
+        await self._channel.close()
+
+
+async def call(method: Any, request: Any, *, timeout: float | None) -> Any:
+    """Make a unary call. Raises ChairliftError."""
+    try:
+        return await method(request, timeout=timeout)
+    except grpc.RpcError as error:
+        raise _errors.from_rpc_error(error) from None

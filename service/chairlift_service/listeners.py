@@ -80,7 +80,7 @@ class Listeners:
             if self._tls is None:
                 port = server.add_insecure_port(str(address))
             else:
-                port = server.add_secure_port(str(address), self._tls.credentials)
+                port = server.add_secure_port(str(address), self._tls.credentials())
         except RuntimeError as error:
             raise ListenError(f"{address}: cannot be bound") from error
         return TcpAddress(address.host, port)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import grpc
 
 from chairlift_service.watched import FileError, Watched
+
+SETTLE_S: Final = 0.1
+"""For handshakes to begin that were given the certificates before; they need some 0.1 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +35,41 @@ class ServerTls:
         """Reads the files. Raises FileError."""
         paths = [path for path in (files.cert, files.key, files.client_ca) if path is not None]
         self._watched = Watched(paths, read=lambda: _read(files))
+        self._made: list[grpc.ServerCredentials] = []  # gRPC's core has their addresses only
         self.mutual = files.client_ca is not None
         """Whether callers need a certificate."""
-        self.credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
-            self._watched.current(), self._watched.current, require_client_authentication=self.mutual
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For `add_secure_port` of one address."""
+        news = _News(self._watched)
+        self._made.append(
+            grpc.dynamic_ssl_server_credentials(news.known, news.fetch, require_client_authentication=self.mutual)
         )
-        """For `add_secure_port`, whatever the address."""
+        return self._made[-1]
+
+
+class _News:
+    """Tells one listening address of other certificates, once.
+
+    gRPC asks before each handshake, under a lock, and frees what it had when it is given something new; handshakes that
+    have just asked may be about to use that, without the lock (grpc/grpc#36693; with grpc 1.85 a crash every few
+    thousand connections, where each is given something new). So nothing is given where nothing is new, and what is new
+    is given only after a pause in which those before get through: meanwhile the lock keeps others from beginning.
+    """
+
+    def __init__(self, watched: Watched[grpc.ServerCertificateConfiguration]) -> None:
+        self._watched = watched
+        self.known = watched.current()
+        """What the address has."""
+
+    def fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """What it is to have from now on; None: what it has. Called by gRPC's threads."""
+        now = self._watched.current()
+        if now is self.known:
+            return None
+        self.known = now
+        time.sleep(SETTLE_S)
+        return now
 
 
 def _read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:

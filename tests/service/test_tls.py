@@ -12,8 +12,8 @@ import grpc
 import pytest
 import trustme
 from chairlift_service.addresses import TcpAddress
-from chairlift_service.tls import ServerTls, TlsFiles
-from chairlift_service.watched import FileError
+from chairlift_service.tls import ServerTls, TlsFiles, _News
+from chairlift_service.watched import FileError, Watched
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 from support.certificates import Certificates, replace_file
@@ -84,6 +84,29 @@ async def test_replaced_files_hold_for_new_connections_and_open_streams_live_on(
             assert (await call.read()).delta.index > before
             call.cancel()
         await served.idle()
+
+
+def test_grpc_is_given_certificates_when_they_are_new_and_never_again(certificates: Certificates) -> None:
+    """What it is given makes it free what it had, which other handshakes may be using (grpc/grpc#36693)."""
+    made: list[str] = []
+
+    def read() -> str:
+        made.append(certificates.cert.read_text())
+        return made[-1]
+
+    watched = Watched([str(certificates.cert)], read=read)
+    first, second = _News(watched), _News(watched)
+    assert [first.fetch(), second.fetch(), first.fetch()] == [None] * 3
+    certificates.write(trustme.CA())
+    assert [first.fetch(), first.fetch(), second.fetch(), second.fetch()] == [made[1], None, made[1], None]
+
+
+async def test_each_address_hears_of_replaced_files(certificates: Certificates) -> None:
+    async with serving(tcp=True, listen="127.0.0.1:0", **certificates.settings) as served:
+        certificates.write(trustme.CA())
+        for address in served.app._entrance.addresses[1:]:
+            async with grpc.aio.secure_channel(str(address), certificates.caller()) as made:
+                await health_pb2_grpc.HealthStub(made).Check(health_pb2.HealthCheckRequest(), timeout=10)
 
 
 async def test_a_certificate_without_its_key_changes_nothing_until_the_key_is_there(certificates: Certificates) -> None:

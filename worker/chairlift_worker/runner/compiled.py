@@ -17,6 +17,9 @@ from typing import Any, Final
 
 import structlog
 import torch
+import torch._dynamo.config as dynamo
+import torch._inductor.config as inductor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn.functional import pad
 from transformers.modeling_utils import PreTrainedModel
 
@@ -30,6 +33,7 @@ from chairlift_worker.runner.batch import StepBatch
 from chairlift_worker.runner.forward import ModuleForward
 from chairlift_worker.runner.padding import Padding
 
+_FOLDER: Final = "TORCHINDUCTOR_CACHE_DIR"
 _MIN_SIZE: Final = 2  # torch makes other code for sizes of 0 and 1
 # (tokens, sampling rows) with which code of all sizes is tried: all differ, so that torch takes none for another.
 _PROBES: Final = ((6, 3), (11, 4))
@@ -196,9 +200,7 @@ def _function_of(model: PreTrainedModel) -> Callable[..., torch.Tensor]:
 
 def _prepare_torch() -> None:
     """Keeps compiled code between starts, and starts no processes for compiling: they would outlive a killed worker."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
-    import torch._dynamo.config as dynamo  # noqa: PLC0415 - takes a second that those who do not compile need not wait
-    import torch._inductor.config as inductor  # noqa: PLC0415
-
+    if os.environ.get(_FOLDER, default_cache_dir()) == default_cache_dir():  # torch puts its default there itself
+        os.environ[_FOLDER] = str(cache_folder() / "inductor")
     inductor.compile_threads = 1
     dynamo.recompile_limit = dynamo.accumulated_recompile_limit = _MAX_CODES

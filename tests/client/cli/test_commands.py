@@ -61,7 +61,8 @@ def test_every_flag_of_generate_reaches_its_field(server: FakeServer) -> None:
     server.allow_tokens(0)
     flags = (
         "--max-new-tokens 3 --temperature 0.5 --top-k 7 --top-p 0.25 --min-p 0.125 --seed 11 --stop-token-ids 5,6 "
-        "--ignore-eos --logprobs 1 --request-id mine --session ours --priority -4 --keep-special-tokens --output ids --json"
+        "--ignore-eos --logprobs 1 --request-id mine --session ours --keep-special-tokens --output ids "
+        "--priority -4 --json"
     )
     with subprocess.Popen(
         [PROGRAM, "generate", "ab", *flags.split(), "--target", server.target], stdout=subprocess.PIPE

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.native_kernel import Isa
-from chairlift_worker.decoder.build import Quantization, build_forward
+from chairlift_worker.decoder.build import build_forward
+from chairlift_worker.decoder.choice import Quantization
 from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.runner import Runner

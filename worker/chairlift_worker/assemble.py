@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from chairlift_worker.attention.backends import make_backend
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.choice import find_faults
 from chairlift_worker.config import ModelFacts, WorkerConfig, resolve
 from chairlift_worker.control import Control
+from chairlift_worker.decoder.recipe import recipe_fault
 from chairlift_worker.engine import Engine
 from chairlift_worker.executor import ModelExecutor
 from chairlift_worker.faults import Faults
+from chairlift_worker.forwards import make_computation
 from chairlift_worker.host import free_memory, num_cores
 from chairlift_worker.ipc.channel import WorkerChannel
 from chairlift_worker.ipc.messages import ReadyMsg
@@ -27,7 +28,7 @@ from chairlift_worker.model.loader import load_model
 from chairlift_worker.model.weights import LiveWeights
 from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.roster import Roster
-from chairlift_worker.runner import Padding, Runner, make_module_forward
+from chairlift_worker.runner import Forward, Runner
 from chairlift_worker.scheduler import Scheduler, StepLimits
 from chairlift_worker.setting_log import SettingError
 from chairlift_worker.swap.mover import SwapMover
@@ -64,7 +65,10 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
         _log.info("setting", name=entry.name, value=entry.value, reason=entry.reason)
     for warning in config.warnings:
         _log.warning(warning)
-    executor = _executor(config, model, faults)
+    cache = PagedCache(layout=config.layout, num_sectors=config.num_blocks, dtype=model.dtype)
+    depth = 2 if config.use_async_batching else 1  # steps in flight
+    computation = make_computation(config, model, cache, num_inputs=depth)
+    executor = _executor(config, computation.forward, cache, faults)
     channel.status.set(phase=Phase.WARMING)
     executor.warm_up()
     memory = PagedMemory(num_pages=config.num_blocks, layout=config.layout, sharing=config.allow_block_sharing)
@@ -74,8 +78,11 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
         roster=roster,
         scheduler=_scheduler(config, roster),
         executor=executor,
-        pipeline_depth=_depth(config),
-        control=Control(roster=roster, weights=LiveWeights(module=model.module, overridden=model.overridden)),
+        pipeline_depth=depth,
+        control=Control(
+            roster=roster,
+            weights=LiveWeights(module=model.module, take=computation.take, overridden=model.overridden),
+        ),
         ready=ReadyMsg(model=model.card(cache_len=config.cache_len), settings=config.settings),
     )
 
@@ -91,41 +98,15 @@ def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
     )
 
 
-def _executor(config: WorkerConfig, model: LoadedModel, faults: Faults) -> ModelExecutor:
-    cache = PagedCache(layout=config.layout, num_sectors=config.num_blocks, dtype=model.dtype)
-    backend = make_backend(config.attn_implementation)
+def _executor(config: WorkerConfig, forward: Forward, cache: PagedCache, faults: Faults) -> ModelExecutor:
     runner = Runner(
-        forward=make_module_forward(
-            model=model.module,
-            backend=backend,
-            cache=cache,
-            passes=config.passes,
-            padding=_padding(config, model),
-            num_inputs=_depth(config),
-        ),
+        forward=forward,
         cache=cache,
         max_blocks_per_request=config.max_blocks_per_request,
         max_requests=config.max_requests_per_batch,
     )
     mover = SwapMover(sectors=cache.sectors, num_slots=config.num_swap_blocks)
     return ModelExecutor(runner=runner, mover=mover, faults=faults)
-
-
-def _depth(config: WorkerConfig) -> int:
-    """Steps in flight."""
-    return 2 if config.use_async_batching else 1
-
-
-def _padding(config: WorkerConfig, model: LoadedModel) -> Padding:
-    graphs = config.passes.graphs
-    return Padding(
-        q_interval=graphs.q_interval,
-        kv_interval=graphs.kv_interval,
-        max_tokens=config.max_batch_tokens,
-        max_rows=config.max_requests_per_batch,
-        max_context_len=min(model.context_len, config.cache_len),
-        decode_len=config.max_blocks_per_request * config.page_size,
-    )
 
 
 def _scheduler(config: WorkerConfig, roster: Roster) -> Scheduler:
@@ -154,4 +135,5 @@ def _facts(model: LoadedModel) -> ModelFacts:
         dtype=model.dtype_name,
         dtype_reason=model.dtype_reason,
         attention_faults=find_faults(device=model.module.device, dtype=model.dtype),
+        decoder_fault=recipe_fault(model.module, model.attention_options),
     )

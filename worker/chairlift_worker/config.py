@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeVar
 
 from chairlift_worker.attention.choice import Chosen, choose_backend, choose_max_blocks, choose_sharing
 from chairlift_worker.attention.layer import LayerFacts
+from chairlift_worker.decoder.choice import ImplOptions, choose_impl, choose_isa, choose_quantization
 from chairlift_worker.host import FreeMemory
 from chairlift_worker.ipc.messages import SettingMsg
 from chairlift_worker.ipc.settings import WorkerSettings
@@ -40,6 +41,7 @@ class ModelFacts:
     dtype: str
     dtype_reason: str
     attention_faults: Mapping[str, str]  # backends that cannot run it, and why
+    decoder_fault: str | None = None  # why the native decoder cannot compute it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class WorkerConfig:
     num_swap_blocks: int  # sectors that the swap pool holds
     use_async_batching: bool
     passes: PassConfig  # how the module is run, where it is the module that is run
+    impl: ImplOptions
     layout: CacheLayout
     cache_len: int  # slots of key-value cache that a request alone can use
     settings: tuple[SettingMsg, ...]  # the settings above and the rest, as users see them
@@ -90,6 +93,7 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     margin = _safety_margin(settings)
     log.note("safety_margin", *margin)
     passes = resolve_passes(settings, log, backend=backend, has_fast_path=max_blocks > 0)
+    impl = _impl(settings, log, model, backend, passes)
     sharing = log.choice("allow_block_sharing", choose_sharing(settings.allow_block_sharing, layout=layout))
     threads = (settings.num_threads, given) if settings.num_threads else (cores, "all cores of this process")
     log.note("num_threads", *threads)
@@ -110,6 +114,7 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
         num_swap_blocks=num_swap_blocks,
         use_async_batching=settings.use_async_batching,
         passes=passes,
+        impl=impl,
         layout=layout,
         cache_len=layout.capacity(num_sectors=num_blocks, step_len=chunk[0], limit=model.context_len),
         settings=tuple(log.entries),
@@ -124,6 +129,22 @@ def _backend(settings: WorkerSettings, model: ModelFacts) -> Chosen[str]:
         )
     except ValueError as error:
         raise SettingError(str(error)) from error
+
+
+def _impl(
+    settings: WorkerSettings, log: SettingLog, model: ModelFacts, backend: str, passes: PassConfig
+) -> ImplOptions:
+    try:
+        impl = choose_impl(settings.model_impl, fault=model.decoder_fault, backend=backend, are_plain=passes.are_plain)
+        bits = choose_quantization(settings.quantization, impl=impl.value, why=impl.reason)
+        isa = choose_isa(settings.cpu_isa)
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+    return ImplOptions(
+        impl=log.choice("model_impl", impl),
+        quantization=log.choice("quantization", bits),
+        isa=log.choice("cpu_isa", isa, shown=isa.value.name.lower()),
+    )
 
 
 def _max_blocks(settings: WorkerSettings, backend: str, layout: CacheLayout, context_len: int) -> Chosen[int]:

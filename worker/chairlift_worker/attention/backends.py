@@ -7,19 +7,23 @@ from typing import Any
 
 from chairlift_worker.attention.base import AttentionBackend
 from chairlift_worker.attention.native import NativeAttention
+from chairlift_worker.attention.native_kernel import Isa
 from chairlift_worker.attention.reference import ReferenceAttention
 from chairlift_worker.attention.sdpa import SdpaAttention
 
 BACKENDS: dict[str, Callable[[], AttentionBackend[Any]]] = {
-    NativeAttention.name: NativeAttention,
     ReferenceAttention.name: ReferenceAttention,
     SdpaAttention.name: SdpaAttention,
 }
 
 
-def make_backend(name: str) -> AttentionBackend[Any]:
-    """The backend of that name. Raises ValueError for an unknown one."""
+def make_backend(name: str, *, isa: Isa = Isa.BEST) -> AttentionBackend[Any]:
+    """The backend of that name; `isa` is for the native one. Raises ValueError for an unknown name."""
+    if name == NativeAttention.name:
+        return NativeAttention(isa=isa)
     try:
         return BACKENDS[name]()
     except KeyError:
-        raise ValueError(f"unknown attention backend {name!r}; there are {', '.join(sorted(BACKENDS))}") from None
+        raise ValueError(
+            f"unknown attention backend {name!r}; there are {', '.join(sorted([*BACKENDS, NativeAttention.name]))}"
+        ) from None

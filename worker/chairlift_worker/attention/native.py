@@ -13,6 +13,7 @@ from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.metadata import PageRows
 from chairlift_worker.attention.native_kernel import (
     ElementType,
+    Isa,
     LayerArguments,
     NativeLayer,
     NativeStep,
@@ -37,7 +38,8 @@ class NativeAttention:
     name = "native"
     form: RowForm = "pages"
 
-    def __init__(self) -> None:
+    def __init__(self, *, isa: Isa = Isa.BEST) -> None:
+        self._isa = isa
         self._layers: dict[int, _Known] = {}
 
     def step(self, cache: PagedCache, metadata: Sequence[PageRows]) -> NativePagedStep:
@@ -60,7 +62,7 @@ class NativeAttention:
         known = self._layers.get(call.layer)
         if known is None or known.facts != facts:
             sinks = None if options.sinks is None else torch.empty(query.shape[1], dtype=torch.float32)
-            known = _Known(facts, NativeLayer(_arguments(call, cache, sinks)), sinks)
+            known = _Known(facts, NativeLayer(_arguments(call, cache, sinks, self._isa)), sinks)
             self._layers[call.layer] = known
         if known.sinks is not None and options.sinks is not None:
             known.sinks.copy_(options.sinks)  # each time: the model's weights may be others by now
@@ -100,7 +102,7 @@ class NativePagedStep:
         return out
 
 
-def _arguments(call: AttentionCall, cache: PagedCache, sinks: torch.Tensor | None) -> LayerArguments:
+def _arguments(call: AttentionCall, cache: PagedCache, sinks: torch.Tensor | None, isa: Isa) -> LayerArguments:
     layout = cache.layout
     group = layout.groups[cache.group_of[call.layer]]
     options = call.options
@@ -120,6 +122,7 @@ def _arguments(call: AttentionCall, cache: PagedCache, sinks: torch.Tensor | Non
         window=options.sliding_window or 0,
         softcap=options.softcap or 0.0,
         sinks=0 if sinks is None else sinks.data_ptr(),
+        isa=isa,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from transformers.modeling_utils import PreTrainedModel
@@ -10,14 +10,13 @@ from transformers.modeling_utils import PreTrainedModel
 from chairlift_worker.attention.base import AttentionOptions
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.native_kernel import Isa
+from chairlift_worker.decoder.choice import Quantization
 from chairlift_worker.decoder.forward import DecoderForward
 from chairlift_worker.decoder.model import DecoderModel, Formats
 from chairlift_worker.decoder.packing import Format
 from chairlift_worker.decoder.recipe import make_recipe
 from chairlift_worker.decoder.rope import RopeTable
 from chairlift_worker.model.loaded import LoadedModel
-
-Quantization = Literal["none", "int8", "int4"]
 
 _PLAIN: Final = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 

@@ -32,6 +32,24 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "eager (also paged|eager) the plain reference, flash_attention_... are for GPUs; auto takes the best"
         ),
     ] = "auto"
+    model_impl: Annotated[
+        Literal["auto", "native", "transformers"],
+        Meta(
+            description="what computes the model: native is the whole pass in native code, for models built as Llama "
+            "is, on a CPU; transformers is the model's own module; auto takes native where it can"
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8", "int4"],
+        Meta(
+            description="weights of the native pass: int8 and int4 have a scale for each 32 inputs; int4 keeps the "
+            "output layer at 8 bits"
+        ),
+    ] = "none"
+    cpu_isa: Annotated[
+        Literal["best", "portable", "avx2", "avx512", "avx512_bf16"],
+        Meta(description="instruction set of the native kernels"),
+    ] = "best"
     auto_switch_to_flash: Annotated[
         bool, Meta(description="take FlashAttention instead of sdpa and eager where it is installed and can run")
     ] = True

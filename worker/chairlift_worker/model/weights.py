@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,20 +44,20 @@ _log = structlog.get_logger(__name__)
 class LiveWeights:
     """Replaces a running module's weights in place: every tensor keeps its address, its type and its ties.
 
-    `on_change` are called afterwards, in the same thread: whoever keeps copies of weights in another form must make
-    them again there. `overridden` are entries of the config that a setting changed, which a folder's config need not
-    share.
+    Where the module's weights were packed into another form and are no longer its own, `take` puts a second module's
+    weights into that form instead, in the same thread. `overridden` are entries of the config that a setting changed,
+    which a folder's config need not share.
     """
 
     def __init__(
         self,
         *,
         module: PreTrainedModel,
-        on_change: Sequence[Callable[[], None]] = (),
+        take: Callable[[PreTrainedModel], None] | None = None,
         overridden: Collection[str] = (),
     ) -> None:
         self._module = module
-        self._on_change = tuple(on_change)
+        self._take = take
         self._overridden = frozenset(overridden)
 
     def update(self, folder: str) -> int:
@@ -79,9 +79,11 @@ class LiveWeights:
         _check_names(folder, info)
         source = _tensors(new)
         _check_ties(folder, self._module, source)
-        num_tensors = _copy(source, self._module)
-        for changed in self._on_change:
-            changed()
+        if self._take is None:
+            _copy(source, self._module)
+        else:
+            self._take(new)
+        num_tensors = len({id(tensor) for tensor in _tensors(self._module).values()})
         _log.info("weights updated", folder=folder, tensors=num_tensors)
         return num_tensors
 
@@ -157,7 +159,7 @@ def _check_ties(folder: str, module: PreTrainedModel, source: Mapping[str, torch
     """Raises WeightsError where names that stand for one tensor in the module have different values in the source."""
     first_of: dict[int, str] = {}
     for name, tensor in _tensors(module).items():
-        first = first_of.setdefault(tensor.data_ptr(), name)
+        first = first_of.setdefault(id(tensor), name)
         if first != name and not torch.equal(source[first], source[name]):
             raise _invalid(folder, f"{name} differs from {first}, with which the running model shares it")
 
@@ -165,18 +167,17 @@ def _check_ties(folder: str, module: PreTrainedModel, source: Mapping[str, torch
 def _tensors(module: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Everything that a file of weights says of the module, by name; tied ones under each of their names."""
     saved = module.state_dict(keep_vars=True)
-    return {name: tensor.detach() for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
+    return {name: tensor for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
 
 
 @torch.no_grad()
-def _copy(source: Mapping[str, torch.Tensor], module: PreTrainedModel) -> int:
-    """Writes the source's values into the module's tensors; returns how many there are, tied ones counted once."""
+def _copy(source: Mapping[str, torch.Tensor], module: PreTrainedModel) -> None:
+    """Writes the source's values into the module's tensors, tied ones once."""
     written: set[int] = set()
     for name, tensor in _tensors(module).items():
-        if tensor.data_ptr() not in written:
-            written.add(tensor.data_ptr())
+        if id(tensor) not in written:
+            written.add(id(tensor))
             tensor.copy_(source[name])
-    return len(written)
 
 
 def _some(names: Iterable[str]) -> str:

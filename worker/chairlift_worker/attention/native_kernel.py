@@ -29,6 +29,7 @@ class Isa(enum.IntEnum):
     AVX2 = 2
     AVX512 = 3
     AVX512_BF16 = 4
+    AMX = 5
 
 
 class _Status(enum.IntEnum):

@@ -47,7 +47,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = "none"
     cpu_isa: Annotated[
-        Literal["best", "portable", "avx2", "avx512", "avx512_bf16"],
+        Literal["best", "portable", "avx2", "avx512", "avx512_bf16", "amx"],
         Meta(description="instruction set of the native kernels"),
     ] = "best"
     auto_switch_to_flash: Annotated[

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import structlog
@@ -45,8 +45,12 @@ _log = structlog.get_logger(__name__)
 class CompiledPath:
     """One function of token ids, positions and sampled places, compiled for the batches of one path."""
 
-    def __init__(self, *, name: str, function: Callable[..., torch.Tensor], options: CompileOptions) -> None:
+    def __init__(
+        self, *, name: str, function: Callable[..., torch.Tensor], options: CompileOptions, device: torch.device
+    ) -> None:
+        """`device` is where its arguments are."""
         self._name = name
+        self._device = device
         self._function = function
         self._options = options
         self._code: Callable[..., torch.Tensor] | None = None
@@ -64,15 +68,12 @@ class CompiledPath:
 
     def compile(self, shapes: Sequence[tuple[int, int]]) -> None:
         """Makes code for these numbers of tokens and sampling rows; minutes. A failure is logged, and remembered."""
-        _log.info(
-            "compiling",
-            path=self._name,
-            codes=len(shapes) if self.is_static else 1,
-            takes="up to some minutes for each",
-        )
+        num_codes = len(shapes) if self.is_static else 1
+        takes = "up to some minutes for each, less if the cache folder has it"
+        _log.info("compiling", path=self._name, codes=num_codes, takes=takes)
         began = time.monotonic()
         try:
-            self._code = self._compile(shapes)
+            self._code = self._compile(shapes, began)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in a compiler, the model itself is fine
             self.give_up(error)
             return
@@ -93,7 +94,7 @@ class CompiledPath:
             "torch.compile failed: steps run uncompiled", path=self._name, cause=f"{type(error).__name__}: {cause}"
         )
 
-    def _compile(self, shapes: Iterable[tuple[int, int]]) -> Callable[..., torch.Tensor]:
+    def _compile(self, shapes: Sequence[tuple[int, int]], began: float) -> Callable[..., torch.Tensor]:
         options = self._options
         code: Callable[..., torch.Tensor] = torch.compile(
             self._function,
@@ -103,10 +104,13 @@ class CompiledPath:
             mode=options.mode,
             options=options.options,
         )
-        for num_tokens, num_sampled in shapes:
-            places = torch.arange(num_tokens)[None]
+        for number, (num_tokens, num_sampled) in enumerate(shapes):
+            if self.is_static and number:
+                seconds = round(time.monotonic() - began, 1)
+                _log.info("still compiling", path=self._name, codes=len(shapes), done=number, seconds=seconds)
+            places = torch.arange(num_tokens, device=self._device)[None]
             with serving(None, 0):
-                code(torch.zeros_like(places), places, torch.zeros(num_sampled, dtype=torch.int64))
+                code(torch.zeros_like(places), places, places[0, :1].expand(num_sampled).contiguous())
         return code
 
 
@@ -122,18 +126,28 @@ class CompiledForward:
         varlen: CompileOptions | None,
         decode: CompileOptions | None,
         padding: Padding,
+        captured: bool,
     ) -> None:
-        """None: that path is not compiled. `padding` has the sizes for which there is code where it is not for all."""
+        """None: that path is not compiled. `padding` has the sizes for which there is code where it is not for all.
+
+        `captured`: batches of the varlen path come padded for graphs.
+        """
         _prepare_torch()
         self.form: RowForm = backend.form
         self._backend = backend
         self._cache = cache
         self._padding = padding
+        self._captured = captured
         self._plain = ModuleForward(model=model, backend=backend, cache=cache)
         self._switch = AttentionSwitch(model)
-        function = _function_of(model)
-        self._varlen = None if varlen is None else CompiledPath(name="varlen", function=function, options=varlen)
-        self._decode = None if decode is None else CompiledPath(name="decode", function=function, options=decode)
+        function, device = _function_of(model), cache.sectors.device
+
+        def path(name: str, options: CompileOptions | None) -> CompiledPath | None:
+            if options is None:
+                return None
+            return CompiledPath(name=name, function=function, options=options, device=device)
+
+        self._varlen, self._decode = path("varlen", varlen), path("decode", decode)
         if decode == varlen and self._varlen is not None and not self._varlen.is_static:
             self._decode = self._varlen  # the same code does: it does not know what the rows are
 
@@ -177,7 +191,10 @@ class CompiledForward:
         if in_place:
             return sorted({(max(size, _MIN_SIZE),) * 2 for size in self._padding.decode_sizes()})
         usual = self._padding.q_interval
-        return [(max(size, _MIN_SIZE), max(usual, _MIN_SIZE)) for size in self._padding.varlen_sizes()]
+        return [
+            (max(size, _MIN_SIZE), max(usual, _MIN_SIZE))
+            for size in self._padding.varlen_sizes(captured=self._captured)
+        ]
 
 
 def _function_of(model: PreTrainedModel) -> Callable[..., torch.Tensor]:

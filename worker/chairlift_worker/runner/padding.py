@@ -64,9 +64,10 @@ class Padding:
         powers = itertools.takewhile(lambda size: size < self.max_rows, (1 << bits for bits in itertools.count()))
         return [*powers, self.max_rows]
 
-    def varlen_sizes(self) -> list[int]:
-        """All numbers of tokens that other batches are padded to."""
-        return list(range(self.q_interval, self.largest().num_tokens + 1, self.q_interval))
+    def varlen_sizes(self, *, captured: bool) -> list[int]:
+        """All numbers of tokens that other batches are padded to; captured ones may need some for rows of nobody."""
+        most = self.largest().num_tokens if captured else round_up(self.max_tokens, self.q_interval)
+        return list(range(self.q_interval, most + 1, self.q_interval))
 
     def largest(self) -> PaddedShape:
         """A shape that is nowhere smaller than any other one."""
@@ -80,7 +81,7 @@ class Padding:
         """How many shapes there can be on these paths."""
         largest = self.largest()
         by_rows, by_context = largest.num_rows // self.q_interval, largest.context_len // self.kv_interval
-        return varlen * len(self.varlen_sizes()) * by_rows * by_context + decode * len(self.decode_sizes())
+        return varlen * len(self.varlen_sizes(captured=True)) * by_rows * by_context + decode * len(self.decode_sizes())
 
 
 def round_up(number: int, interval: int) -> int:

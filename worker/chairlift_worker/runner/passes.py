@@ -39,7 +39,13 @@ def make_module_forward(
         forward = ModuleForward(model=model, backend=backend, cache=cache)
     else:
         forward = CompiledForward(
-            model=model, backend=backend, cache=cache, varlen=varlen, decode=decode, padding=padding
+            model=model,
+            backend=backend,
+            cache=cache,
+            varlen=varlen,
+            decode=decode,
+            padding=padding,
+            captured=passes.graphs.varlen,
         )
     if not passes.graphs.are_on:
         return forward

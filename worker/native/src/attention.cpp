@@ -3,6 +3,7 @@
 
 #include <new>
 
+#include "chairlift/amx.hpp"
 #include "chairlift/attention_run.hpp"
 #include "chairlift/parallel.hpp"
 
@@ -12,13 +13,14 @@ using namespace chairlift;
 
 const AttentionKernels* chairlift::find_attention(std::int32_t isa) {
   static const AttentionKernels* const known[] = {nullptr, portable_attention(), avx2_attention(), avx512_attention(),
-                                                  avx512_bf16_attention()};
+                                                  avx512_bf16_attention(),
+                                                  has_amx() ? avx512_bf16_attention() : nullptr};
   if (isa == kChairliftIsaBest) {
-    for (std::int32_t best = kChairliftIsaAvx512Bf16; best >= kChairliftIsaPortable; --best) {
+    for (std::int32_t best = kChairliftIsaAmx; best >= kChairliftIsaPortable; --best) {
       if (known[best] != nullptr) return known[best];
     }
   }
-  return isa < 0 || isa > kChairliftIsaAvx512Bf16 ? nullptr : known[isa];
+  return isa < 0 || isa > kChairliftIsaAmx ? nullptr : known[isa];
 }
 
 static bool is_type(std::int32_t type) { return type == kChairliftFloat32 || type == kChairliftBfloat16; }

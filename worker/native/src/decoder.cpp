@@ -15,13 +15,13 @@ namespace {
 
 const DecoderKernels* find_decoder(std::int32_t isa) {
   static const DecoderKernels* const known[] = {nullptr, portable_decoder(), avx2_decoder(), avx512_decoder(),
-                                                avx512_bf16_decoder()};
+                                                avx512_bf16_decoder(), amx_decoder()};
   if (isa == kChairliftIsaBest) {
-    for (std::int32_t best = kChairliftIsaAvx512Bf16; best >= kChairliftIsaPortable; --best) {
+    for (std::int32_t best = kChairliftIsaAmx; best >= kChairliftIsaPortable; --best) {
       if (known[best] != nullptr) return known[best];
     }
   }
-  return isa < 0 || isa > kChairliftIsaAvx512Bf16 ? nullptr : known[isa];
+  return isa < 0 || isa > kChairliftIsaAmx ? nullptr : known[isa];
 }
 
 bool is_sound(const ChairliftMatrix& matrix, std::int64_t outputs, std::int64_t inputs) {
@@ -110,7 +110,7 @@ CHAIRLIFT_API std::int32_t chairlift_multiply(std::int32_t isa, const ChairliftM
   const std::int64_t bytes = kernels->row_bytes[matrix->format](width);
   Scratch<float> line;
   Scratch<std::byte> prepared;
-  std::byte* ready = prepared.reserve(num_rows * bytes);
+  std::byte* ready = prepared.reserve((num_rows + kRowsBeyond) * bytes);
   float* padded = line.reserve(width);
   for (std::int32_t r = 0; r < num_rows; ++r) {
     std::copy_n(rows + std::int64_t{r} * matrix->inputs, matrix->inputs, padded);

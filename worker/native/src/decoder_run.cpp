@@ -6,7 +6,7 @@ namespace chairlift {
 namespace {
 
 constexpr std::int32_t kAloneRows = 4;    // so few rows each thread makes for itself: that is faster than to wait for others
-constexpr std::int32_t kPanelRows = 48;   // rows of a piece of a product
+constexpr std::int32_t kPanelRows = 64;   // rows of a piece of a product
 constexpr std::int32_t kPieceBlocks = 4;  // blocks of a piece of a product
 constexpr std::int32_t kLeastBlocks = 2;  // that a thread takes at a time of a product with few rows
 constexpr std::int32_t kPiecesEach = 8;   // pieces of other work that a thread should find, so that all end together
@@ -66,8 +66,8 @@ DecoderRun::DecoderRun(const ChairliftDecoder& decoder, const ChairliftDecoderSt
   other_ = memory.other.reserve(tokens * round_up(decoder.hidden, kBlock));
   qkv_ = memory.qkv.reserve(tokens * qkv);
   attended_ = memory.attended.reserve(tokens * attended);
-  rows_ = memory.rows.reserve(std::max<std::int64_t>(tokens, step.num_sampled) * row);
-  inner_ = memory.inner.reserve(tokens * inner);
+  rows_ = memory.rows.reserve((std::max<std::int64_t>(tokens, step.num_sampled) + kRowsBeyond) * row);
+  inner_ = memory.inner.reserve((tokens + kRowsBeyond) * inner);
   memory.team.reset(decoder.num_layers * 12 + 4);
 }
 
@@ -89,7 +89,7 @@ const std::byte* DecoderRun::make_rows(Thread& thread, const ChairliftMatrix& ma
   float* line = thread.line.reserve(width);
   std::fill(line + matrix.inputs, line + width, 0.0F);
   const bool alone = count <= kAloneRows;
-  std::byte* rows = alone ? thread.rows.reserve(count * bytes) : rows_;
+  std::byte* rows = alone ? thread.rows.reserve((count + kRowsBeyond) * bytes) : rows_;
   const auto use = [&](std::int32_t first, std::int32_t last) {
     for (std::int32_t i = first; i < last; ++i) {
       kernels_.prepare[matrix.format](make(i, line), width, width, 0, rows + i * bytes);

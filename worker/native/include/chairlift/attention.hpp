@@ -20,6 +20,7 @@ enum ChairliftAttentionIsa : std::int32_t {
   kChairliftIsaAvx2 = 2,
   kChairliftIsaAvx512 = 3,
   kChairliftIsaAvx512Bf16 = 4,
+  kChairliftIsaAmx = 5,  // the attention itself is that of the one before
 };
 
 enum ChairliftAttentionStatus : std::int32_t {

@@ -26,6 +26,7 @@ enum MatrixFormat : std::int32_t { kFormatFloat32 = 0, kFormatBfloat16 = 1, kFor
 constexpr int kFormats = 4;
 
 constexpr int kBlock = 16;  // outputs
+constexpr int kRowsBeyond = 31;  // that kernels may read behind the last row of activations, to no effect
 constexpr int kGroup = 32;  // inputs that share a scale
 
 // Rows of activations, as `prepare` made them, times blocks of weights.
@@ -69,5 +70,6 @@ const DecoderKernels* portable_decoder();
 const DecoderKernels* avx2_decoder();
 const DecoderKernels* avx512_decoder();
 const DecoderKernels* avx512_bf16_decoder();
+const DecoderKernels* amx_decoder();
 
 }  // namespace chairlift

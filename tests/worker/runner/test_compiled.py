@@ -223,9 +223,19 @@ def test_the_two_paths_have_options_of_their_own() -> None:
 def test_code_of_fixed_sizes_is_made_before_anything_is_served_and_padded_to() -> None:
     options = CompileOptions(backend="eager", dynamic=False)
     desk = PassDesk(tiny_model("llama"), both(options, q_interval=256))
-    steps_of_every_kind(desk, "llama")
-    # varlen: 256, 512 and 768 tokens (of at most 512, and what graphs would add); decode: 2, 4 and 6 rows
-    assert num_codes() == 6
+    with capture_logs() as logs:
+        steps_of_every_kind(desk, "llama")
+    # varlen: 256 and 512 tokens; decode: 2, 4 and 6 rows
+    assert num_codes() == 5
+    progress = [(entry["event"], entry["path"], entry.get("done")) for entry in logs if entry["event"] != "compiled"]
+    assert progress == [
+        ("compiling", "varlen", None),
+        ("still compiling", "varlen", 1),
+        ("compiling", "decode", None),
+        ("still compiling", "decode", 1),
+        ("still compiling", "decode", 2),
+    ]
+    assert [entry["codes"] for entry in logs if entry["event"] == "compiling"] == [2, 3]
 
 
 @pytest.mark.parametrize("options", [EAGER, CompileOptions(backend="eager", dynamic=False)], ids=["dynamic", "static"])

@@ -56,7 +56,6 @@ def conversation(message: chat_pb2.Chat, *, path: str, templates: ChatTemplates,
         add_generation_prompt=prompted,
         continue_final_message=continued,
         allow_special_tokens=message.allow_special_tokens,
-        num_bytes=num_bytes,
     )
 
 

@@ -13,7 +13,7 @@ from chairlift_service.conversation import conversation
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.faults import Faults
 from chairlift_service.text.chat import ChatPrompts
-from chairlift_service.text.renderer import TemplateError
+from chairlift_service.text.rendering import TemplateError
 from chairlift_service.text.tokenizer import Tokenizer
 
 MAX_BAD_IDS: Final = 16  # offending ids named in one refusal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ class ChatTemplates:
 
     by_name: Mapping[str, str]
     special_tokens: Mapping[str, str]  # variables of every template, such as bos_token
-    control_tokens: Sequence[str] | None  # which added tokens are control tokens, where the model says so
+    control_tokens: list[str] | None  # which added tokens are control tokens, where the model says so
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTemplates | None:

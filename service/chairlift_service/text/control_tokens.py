@@ -20,6 +20,7 @@ from typing import Any, Final
 Span = tuple[int, int]
 """Characters of a text, from the first to before the second."""
 
+_SPACE: Final = re.compile(r"\s+")
 _FIRST_PRIVATE: Final = 0xF0000  # of 65,534 characters that have no meaning
 
 
@@ -46,13 +47,37 @@ class ControlTokens:
 
     def callers(self, plain: str, marked: str, marks: Marks) -> list[Span] | None:
         """Where callers' control tokens are in `plain`, which `marked` is with marks; None if the two disagree."""
-        of_plain = [i for i, c in enumerate(plain) if not c.isspace()]
-        of_marked = [i for i, c in enumerate(marked) if not c.isspace() and c not in marks]
-        if [plain[i] for i in of_plain] != [marked[i] for i in of_marked]:
+        unmarked = marked.translate({ord(marks.before): None, ord(marks.after): None})
+        if _SPACE.sub("", plain) != _SPACE.sub("", unmarked):
             return None
-        place = {i: of_marked[n] for n, i in enumerate(of_plain)}
-        spans = (match.span() for match in self._exactly.finditer(plain))
-        return [span for span in spans if _is_callers(marked, place, span, marks)]
+        places, found = _Places(marked, marks), []
+        num, end = 0, 0  # characters that are no white space, up to `end`
+        for match in self._exactly.finditer(plain):
+            num += len(_SPACE.sub("", plain[end : match.start()]))
+            end = match.end()
+            length = len(_SPACE.sub("", match[0]))
+            # Nothing but white space cannot be told, and does no harm as text.
+            if not length or _is_callers(marked, places.of(num), places.of(num + length - 1), marks):
+                found.append(match.span())
+            num += length
+        return found
+
+
+class _Places:
+    """Where the characters of a marked text are that are neither marks nor white space; asked in rising order."""
+
+    def __init__(self, marked: str, marks: Marks) -> None:
+        self._runs = re.finditer(rf"[^\s{marks.before}{marks.after}]+", marked)
+        self._run = next(self._runs, None)
+        self._num_before = 0
+
+    def of(self, number: int) -> int:
+        """The place of the character of this number; there must be one."""
+        while self._run is not None and number >= self._num_before + len(self._run[0]):
+            self._num_before += len(self._run[0])
+            self._run = next(self._runs, None)
+        assert self._run is not None
+        return self._run.start() + number - self._num_before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +99,6 @@ class Marks:
         except StopIteration:
             raise ValueError("every character for private use is taken") from None
 
-    def __contains__(self, character: str) -> bool:
-        return character in (self.before, self.after)
-
     def written_out(self, text: str) -> str:
         """`text` with each mark as a character, also where JSON or Python wrote it as an escape."""
         if "\\" in text:
@@ -84,10 +106,6 @@ class Marks:
                 for spelling in _spellings(mark):
                     text = text.replace(spelling, mark)
         return text
-
-    def removed_from(self, text: str) -> str:
-        """`text` without marks."""
-        return "".join(c for c in self.written_out(text) if c not in (self.before, self.after, self.end))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -108,19 +126,14 @@ def _spellings(mark: str) -> tuple[str, str]:
     return f"\\U{ord(mark):08x}", f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
 
 
-def _is_callers(marked: str, place: Mapping[int, int], span: Span, marks: Marks) -> bool:
-    """Whether a control token in the plain text has a mark next to it, or inside, in the marked one.
+def _is_callers(marked: str, first: int, last: int, marks: Marks) -> bool:
+    """Whether a control token, from its first to its last character in the marked text, has a mark beside or inside.
 
     One mark is enough: the other may have been cut off. Marks whose own token was cut out, as templates do with the
     ends of reasoning, do not count where white space stands between.
     """
-    places = [place[i] for i in range(*span) if i in place]
-    if not places:
-        return True  # nothing but white space: it cannot be told, and does no harm as text
-    first, last = places[0], places[-1]
-    if any(c in marks for c in marked[first : last + 1]):
-        return True
-    return marked.endswith(marks.before, 0, first) or marked.startswith(marks.after, last + 1)
+    inside = any(mark in marked[first : last + 1] for mark in (marks.before, marks.after))
+    return inside or marked.endswith(marks.before, 0, first) or marked.startswith(marks.after, last + 1)
 
 
 def _one_of(texts: Collection[str]) -> str:

@@ -5,8 +5,8 @@ one long operation: the kernel ends this process when a render has used its proc
 bound. The environment is that of transformers' `apply_chat_template` (utils/chat_template_utils.py), which templates
 are written for.
 
-Over the socket `fd`, in the frames of render_frames.py: `{"template", "variables"}` is answered by `{"text"}`,
-`{"template"}` alone by `{"text"}` with all that the template writes literally, either by `{"error"}`.
+Over the socket `fd`, in the frames of render_frames.py: first the tokenizer's added tokens, then questions, each of
+which is answered. Searching a conversation for control tokens takes its time in here, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import resource
 import signal
 import socket
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -25,7 +26,9 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from chairlift_service.text.render_frames import HEADER, MAX_TEXT_BYTES
+from chairlift_service.text.control_tokens import ControlTokens
+from chairlift_service.text.render_frames import HEADER, MAX_TEXT_BYTES, AddedTokens, Answer, Question
+from chairlift_service.text.rendering import TemplateError, rendered
 
 
 class _Generation(jinja2.ext.Extension):
@@ -103,6 +106,7 @@ def _compiled(template: str) -> jinja2.Template:
     return _environment().from_string(template)
 
 
+@functools.lru_cache(maxsize=16)
 def _literals(template: str) -> str:
     """What the template writes or compares literally; NUL stands between two pieces."""
     tree = _environment().parse(template)
@@ -111,24 +115,49 @@ def _literals(template: str) -> str:
     return "\0".join(sorted(texts))
 
 
-def _answer(question: dict[str, Any]) -> dict[str, str]:
-    try:
-        if "variables" in question:
-            text = _compiled(question["template"]).render(question["variables"])
-        else:
-            text = _literals(question["template"])
-        num_bytes = len(text.encode())
-    except MemoryError:
-        return {"error": "the template needs too much memory"}
-    except jinja2.exceptions.TemplateSyntaxError as error:
-        return {"error": f"line {error.lineno} of the template: {error.message}"}
-    except jinja2.exceptions.TemplateError as error:
-        return {"error": error.message or type(error).__name__}
-    except Exception as error:  # noqa: BLE001 - whatever a template does wrong is the template's error
-        return {"error": f"{type(error).__name__}: {error}"}
-    if num_bytes > MAX_TEXT_BYTES:
-        return {"error": f"the template wrote {num_bytes} bytes, more than {MAX_TEXT_BYTES}"}
-    return {"text": text}
+class Answerer:
+    """Renders for one tokenizer."""
+
+    def __init__(self, tokens: AddedTokens) -> None:
+        self._tokens = tokens
+        self._control_tokens: dict[str, ControlTokens] = {}  # by template
+
+    def answer(self, question: Question) -> Answer:
+        """The prompt, or why there is none."""
+        try:
+            text, plain = rendered(
+                question["given"],
+                own=question["own"],
+                continued=question["continued"],
+                render=_compiled(question["template"]).render,
+                template=question["template"],
+                control_tokens=None if question["allow_special_tokens"] else self._of(question["template"]),
+            )
+            num_bytes = len(text.encode())
+        except MemoryError:
+            return {"error": "the template needs too much memory"}
+        except jinja2.exceptions.TemplateSyntaxError as error:
+            return {"error": f"line {error.lineno} of the template: {error.message}"}
+        except (jinja2.exceptions.TemplateError, TemplateError) as error:
+            return {"error": str(error) or type(error).__name__}
+        except Exception as error:  # noqa: BLE001 - whatever a template does wrong is the template's error
+            return {"error": f"{type(error).__name__}: {error}"}
+        if num_bytes > MAX_TEXT_BYTES:
+            return {"error": f"the template wrote {num_bytes} bytes, more than {MAX_TEXT_BYTES}"}
+        return {"text": text, "plain": plain}
+
+    def _of(self, template: str) -> ControlTokens:
+        """Special tokens, and those added ones that the template itself writes, or that the model names."""
+        if template not in self._control_tokens:
+            named = self._tokens["control_tokens"]
+            literals = _literals(template)
+            texts = [
+                text
+                for text, special in self._tokens["added_tokens"].items()
+                if special or (text in named if named is not None else text in literals and not text.isspace())
+            ]
+            self._control_tokens[template] = ControlTokens(texts=texts)
+        return self._control_tokens[template]
 
 
 def _receive(connection: socket.socket, num_bytes: int) -> bytes | None:
@@ -142,15 +171,26 @@ def _receive(connection: socket.socket, num_bytes: int) -> bytes | None:
     return bytes(received)
 
 
+def _frames(connection: socket.socket) -> Iterator[Any]:
+    """What the service sends, until it closes its end."""
+    while (header := _receive(connection, HEADER.size)) is not None:
+        content = _receive(connection, HEADER.unpack(header)[0])
+        if content is None:
+            return
+        yield json.loads(content)
+
+
 def serve(connection: socket.socket, *, cpu_s: float) -> None:
     """Answers until the service closes its end. Each answer may take `cpu_s` seconds of processor time."""
-    while (header := _receive(connection, HEADER.size)) is not None:
-        question = _receive(connection, HEADER.unpack(header)[0])
-        if question is None:
-            return
+    frames = _frames(connection)
+    tokens = next(frames, None)
+    if tokens is None:
+        return
+    answerer = Answerer(tokens)
+    for question in frames:
         # Nothing catches the signal, so the process ends by it, wherever it is.
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        answer = json.dumps(_answer(json.loads(question))).encode()
+        answer = json.dumps(answerer.answer(question)).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         connection.sendall(HEADER.pack(len(answer)) + answer)
 

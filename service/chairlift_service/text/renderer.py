@@ -9,18 +9,15 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from chairlift_service.errors import Reason, ServiceError
-from chairlift_service.text.render_frames import HEADER, MAX_ANSWER_BYTES
+from chairlift_service.text.render_frames import HEADER, MAX_ANSWER_BYTES, AddedTokens, Answer, Question
+from chairlift_service.text.rendering import TemplateError
 from chairlift_service.worker_process import WorkerProcess, describe_exit
 
 NUM_PROCESSES: Final = 2
 MAX_WAITING_RENDERS: Final = 256
-
-
-class TemplateError(Exception):
-    """A template refuses what it was given, or fails; the text is the template's own, of any length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,31 +32,16 @@ class RenderLimits:
 class Renderer:
     """Up to NUM_PROCESSES processes, made when they are needed and kept; each renders one template at a time."""
 
-    def __init__(self, *, limits: RenderLimits = RenderLimits()) -> None:
+    def __init__(self, *, tokens: AddedTokens, limits: RenderLimits = RenderLimits()) -> None:
+        self._tokens = tokens
         self._limits = limits
         self._free = asyncio.Semaphore(NUM_PROCESSES)
         self._helpers: set[_Helper] = set()  # whose processes are not over
         self._idle: list[_Helper] = []
         self._num_waiting = 0
-        self._literals: dict[str, str] = {}  # by template; a model has a handful
 
-    async def render(self, template: str, variables: dict[str, Any]) -> str:
-        """The text. Raises TemplateError; ServiceError QUEUE_FULL where too many wait."""
-        return await self._ask({"template": template, "variables": variables})
-
-    async def literals(self, template: str) -> str:
-        """All that the template writes or compares literally, for looking something up in it. Raises as `render`."""
-        if template not in self._literals:
-            self._literals[template] = await self._ask({"template": template})
-        return self._literals[template]
-
-    async def close(self) -> None:
-        """Ends the processes, and whatever they are at."""
-        for helper in list(self._helpers):
-            helper.kill()
-            await helper.ended()
-
-    async def _ask(self, question: dict[str, Any]) -> str:
+    async def render(self, question: Question) -> Answer:
+        """The prompt. Raises TemplateError; ServiceError QUEUE_FULL where too many wait."""
         if self._num_waiting >= MAX_WAITING_RENDERS:
             raise ServiceError(Reason.QUEUE_FULL, "too many conversations wait for the chat template")
         self._num_waiting += 1
@@ -67,7 +49,7 @@ class Renderer:
             async with self._free:
                 helper = self._idle.pop() if self._idle else await self._start()
                 try:
-                    answer = await helper.ask(json.dumps(question).encode())
+                    answer = await helper.ask(question)
                 except BaseException:
                     # The caller left, or the process did: what it would still say belongs to nobody.
                     helper.kill()
@@ -77,10 +59,16 @@ class Renderer:
             self._num_waiting -= 1
         if "error" in answer:
             raise TemplateError(answer["error"])
-        return answer["text"]
+        return answer
+
+    async def close(self) -> None:
+        """Ends the processes, and whatever they are at."""
+        for helper in list(self._helpers):
+            helper.kill()
+            await helper.ended()
 
     async def _start(self) -> _Helper:
-        helper = await _Helper.start(self._limits)
+        helper = await _Helper.start(self._tokens, self._limits)
         self._helpers.add(helper)
         helper.when_ended(lambda: self._helpers.discard(helper))
         return helper
@@ -103,7 +91,7 @@ class _Helper:
         self._limits = limits
 
     @classmethod
-    async def start(cls, limits: RenderLimits) -> _Helper:
+    async def start(cls, tokens: AddedTokens, limits: RenderLimits) -> _Helper:
         """A new one; it gets its questions as soon as it is up."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -112,18 +100,19 @@ class _Helper:
             argv = [sys.executable, "-m", "chairlift_service.text.render_program", *flags]
             process = WorkerProcess(argv=argv, pass_fds=[theirs.fileno()])
         reader, writer = await asyncio.open_connection(sock=ours)
+        writer.write(_frame(tokens))
         return cls(process=process, reader=reader, writer=writer, limits=limits)
 
-    async def ask(self, question: bytes) -> dict[str, str]:
+    async def ask(self, question: Question) -> Answer:
         """Its answer. Raises TemplateError where the process ended instead, or takes too long."""
         try:
             async with asyncio.timeout(self._limits.wall_s):
-                self._writer.write(HEADER.pack(len(question)) + question)
+                self._writer.write(_frame(question))
                 await self._writer.drain()
                 (num_bytes,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
                 if num_bytes > MAX_ANSWER_BYTES:
                     raise TemplateError("the template wrote too much")
-                answer: dict[str, str] = json.loads(await self._reader.readexactly(num_bytes))
+                answer: Answer = json.loads(await self._reader.readexactly(num_bytes))
                 return answer
         except TimeoutError:
             raise TemplateError(f"the template took more than {self._limits.wall_s:g} s") from None
@@ -145,3 +134,8 @@ class _Helper:
     def when_ended(self, then: Callable[[], None]) -> None:
         """Calls `then` after its end."""
         self._process.exited.add_done_callback(lambda _: then())
+
+
+def _frame(content: AddedTokens | Question) -> bytes:
+    encoded = json.dumps(content).encode()
+    return HEADER.pack(len(encoded)) + encoded

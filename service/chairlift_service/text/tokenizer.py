@@ -130,7 +130,7 @@ class Tokenizer:
             found = self._bytes[token_id] = byte_level_bytes(token)
         return found
 
-    def added_tokens(self) -> Mapping[str, bool]:
+    def added_tokens(self) -> dict[str, bool]:
         """The texts that are cut out of a text before anything else, and whether each is a special token."""
         return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
 

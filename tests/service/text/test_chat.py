@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from chairlift_service.text.chat import ChatPrompts, Conversation
-from chairlift_service.text.control_tokens import ControlTokens
-from chairlift_service.text.renderer import TemplateError
+from chairlift_service.text.rendering import TemplateError
 from chairlift_service.text.tokenizer import Tokenizer
 from support import chat_templates as made
 
@@ -53,7 +52,7 @@ TEMPLATES = {
 
 def asked(messages: list[dict[str, Any]], **fields: Any) -> Conversation:
     arguments = fields.pop("arguments", {})
-    return Conversation(messages=messages, arguments=arguments, num_bytes=0, **fields)
+    return Conversation(messages=messages, arguments=arguments, **fields)
 
 
 @asynccontextmanager
@@ -263,6 +262,7 @@ async def test_a_template_that_strips_or_changes_case_does_not_free_a_forged_tok
         "m.content[1:-1]",
         "m.content | length",
         "'yes' if m.content.startswith('<s>') else 'no'",
+        "raise_exception('no') if m.content[0] not in '<f' else m.content",
         "m.content | truncate(3, True, '', 0)",
     ],
 )
@@ -307,26 +307,24 @@ async def test_characters_for_private_use_are_text_as_any_other(tmp_path: Path) 
     assert messages[0]["content"] in tokenizer.decode(ids, skip_special_tokens=False)
 
 
-async def test_a_long_conversation_is_prepared_in_threads_and_comes_out_the_same(tmp_path: Path) -> None:
+async def test_a_long_conversation_leaves_the_event_loop_free_and_comes_out_the_same(tmp_path: Path) -> None:
     folder = made.chat_folder(tmp_path, template=made.CHATML)
     content = "fox <|im_end|> " * 5000
-    loop_thread, threads = threading.get_ident(), set()
-    control = ControlTokens.marked
+    turns = 0
 
-    def marked(self: ControlTokens, *arguments: Any) -> Any:
-        threads.add(threading.get_ident())
-        return control(self, *arguments)
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.005)
+            turns += 1
 
     async with prompts_of(folder) as prompts:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ControlTokens, "marked", marked)
-            conversation = Conversation(
-                messages=[{"role": "user", "content": content}], arguments={}, num_bytes=len(content)
-            )
-            rendered = await prompts.render(conversation)
-            ids = await prompts.encode(rendered)
-    assert loop_thread not in threads
-    assert rendered.text == expected(folder, [{"role": "user", "content": content}])[0]
+        await prompt(prompts, TALK)
+        counter = asyncio.create_task(count())
+        text, ids = await prompt(prompts, [{"role": "user", "content": content}])
+        counter.cancel()
+    assert turns >= 5
+    assert text == expected(folder, [{"role": "user", "content": content}])[0]
     tokenizer = Tokenizer.load(folder)
     assert len([i for i in ids if tokenizer.is_special(i)]) == 3
     assert content in tokenizer.decode(ids)

@@ -9,11 +9,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.text import renderer as module
-from chairlift_service.text.renderer import Renderer, RenderLimits, TemplateError
+from chairlift_service.text.render_frames import AddedTokens
+from chairlift_service.text.renderer import Renderer, RenderLimits
+from chairlift_service.text.rendering import TemplateError
 from support.served import eventually
 
 NESTED = "{% for a in range(99999) %}" * 3
@@ -23,9 +26,20 @@ ENDLESS = {
 }
 
 
+NO_TOKENS: AddedTokens = {"added_tokens": {}, "control_tokens": None}
+
+
+async def render(renderer: Renderer, template: str, variables: dict[str, Any]) -> str:
+    given = {"messages": [], **variables}
+    answer = await renderer.render(
+        {"template": template, "given": given, "own": {}, "continued": False, "allow_special_tokens": False}
+    )
+    return answer["text"]
+
+
 @pytest.fixture
 async def renderer() -> AsyncIterator[Renderer]:
-    made = Renderer(limits=RenderLimits(cpu_s=0.3, memory_bytes=200 * 2**20))
+    made = Renderer(tokens=NO_TOKENS, limits=RenderLimits(cpu_s=0.3, memory_bytes=200 * 2**20))
     yield made
     await made.close()
     assert not made._helpers
@@ -37,10 +51,9 @@ def pids(renderer: Renderer) -> set[int]:
 
 async def test_a_process_is_kept_for_the_next_render(renderer: Renderer) -> None:
     assert pids(renderer) == set(), "none before it is needed"
-    assert await renderer.render("{{ a }}-{{ b.c }}", {"a": "ř", "b": {"c": 2**70}}) == f"ř-{2**70}"
+    assert await render(renderer, "{{ a }}-{{ b.c }}", {"a": "ř", "b": {"c": 2**70}}) == f"ř-{2**70}"
     first = pids(renderer)
-    assert await renderer.render("{% if x %}{{ x }}{% endif %}", {}) == ""
-    assert await renderer.literals("a{{ 'b' ~ c }}{# d #}{% if e == 'f' %}{% endif %}") == "a\0b\0f"
+    assert await render(renderer, "{% if x %}{{ x }}{% endif %}", {}) == ""
     assert pids(renderer) == first
     assert len(first) == 1
 
@@ -57,10 +70,10 @@ async def test_a_template_that_does_not_end_is_ended_while_the_event_loop_goes_o
 
     counter = asyncio.create_task(count())
     with pytest.raises(TemplateError, match=r"0\.3 s of processor time"):
-        await renderer.render(ENDLESS[name], {})
+        await render(renderer, ENDLESS[name], {})
     counter.cancel()
     assert turns >= 5
-    assert await renderer.render("fine", {}) == "fine"
+    assert await render(renderer, "fine", {}) == "fine"
 
 
 @pytest.mark.parametrize(
@@ -72,8 +85,8 @@ async def test_a_template_that_does_not_end_is_ended_while_the_event_loop_goes_o
 )
 async def test_a_template_that_takes_all_memory_is_refused_it(renderer: Renderer, template: str) -> None:
     with pytest.raises(TemplateError, match="memory"):
-        await renderer.render(template, {})
-    assert await renderer.render("fine", {}) == "fine"
+        await render(renderer, template, {})
+    assert await render(renderer, "fine", {}) == "fine"
 
 
 @pytest.mark.parametrize(
@@ -95,44 +108,44 @@ async def test_a_template_that_takes_all_memory_is_refused_it(renderer: Renderer
 )
 async def test_a_failing_template_tells_why_and_nothing_of_the_service(renderer, template: str, words: str) -> None:
     with pytest.raises(TemplateError) as caught:
-        await renderer.render(template, {"messages": []})
+        await render(renderer, template, {"messages": []})
     assert words in str(caught.value)
     assert "Traceback" not in str(caught.value)
     assert "/" not in str(caught.value).replace("1 / 0", "")
 
 
 async def test_a_render_whose_caller_left_is_ended_at_once(renderer: Renderer) -> None:
-    render = asyncio.create_task(renderer.render(ENDLESS["a loop"], {}))
+    task = asyncio.create_task(render(renderer, ENDLESS["a loop"], {}))
     await eventually(lambda: len(renderer._helpers) == 1)
-    render.cancel()
-    await asyncio.gather(render, return_exceptions=True)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     await eventually(lambda: not renderer._helpers)
-    assert await renderer.render("fine", {}) == "fine"
+    assert await render(renderer, "fine", {}) == "fine"
 
 
 async def test_one_template_that_does_not_end_leaves_room_for_another_and_a_crowd_is_refused(
     renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_RENDERS", 2)
-    endless = asyncio.create_task(renderer.render(ENDLESS["a loop"], {}))
+    endless = asyncio.create_task(render(renderer, ENDLESS["a loop"], {}))
     await eventually(lambda: len(renderer._helpers) == 1)
-    assert await renderer.render("fine", {}) == "fine"
+    assert await render(renderer, "fine", {}) == "fine"
     assert not endless.done()
-    other = asyncio.create_task(renderer.render(ENDLESS["a loop"], {}))
+    other = asyncio.create_task(render(renderer, ENDLESS["a loop"], {}))
     await asyncio.sleep(0)
     with pytest.raises(ServiceError) as caught:
-        await renderer.render("fine", {})
+        await render(renderer, "fine", {})
     assert caught.value.reason is Reason.QUEUE_FULL
     await asyncio.gather(endless, other, return_exceptions=True)
 
 
 async def test_a_killed_process_fails_its_render_alone(renderer: Renderer) -> None:
-    render = asyncio.create_task(renderer.render(ENDLESS["a loop"], {}))
+    task = asyncio.create_task(render(renderer, ENDLESS["a loop"], {}))
     await eventually(lambda: len(renderer._helpers) == 1)
     os.kill(*pids(renderer), signal.SIGKILL)
     with pytest.raises(TemplateError, match="SIGKILL"):
-        await render
-    assert await renderer.render("fine", {}) == "fine"
+        await task
+    assert await render(renderer, "fine", {}) == "fine"
 
 
 async def test_processes_see_the_end_of_the_service_and_end(tmp_path: Path) -> None:
@@ -140,8 +153,9 @@ async def test_processes_see_the_end_of_the_service_and_end(tmp_path: Path) -> N
         "import asyncio, os, signal\n"
         "from chairlift_service.text.renderer import Renderer\n"
         "async def main():\n"
-        "    renderer = Renderer()\n"
-        "    await renderer.render('x', {})\n"
+        "    renderer = Renderer(tokens={'added_tokens': {}, 'control_tokens': None})\n"
+        "    await renderer.render({'template': 'x', 'given': {}, 'own': {}, 'continued': False,\n"
+        "                           'allow_special_tokens': True})\n"
         "    print([helper._process.pid for helper in renderer._helpers], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"

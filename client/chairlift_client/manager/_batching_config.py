@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
@@ -107,6 +108,7 @@ _NO_PREFERENCE_IF_NONE: Final = {
     "seed",
     "block_size",
 }
+_NO_PREFERENCE_IF_0: Final = {"q_padding_interval_size", "kv_padding_interval_size"}
 
 
 def stated(config: object) -> dict[str, Any]:
@@ -114,7 +116,11 @@ def stated(config: object) -> dict[str, Any]:
     if not is_dataclass(config) or isinstance(config, type):
         raise TypeError(f"expected a ContinuousBatchingConfig, got {type(config).__name__}")
     found = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
-    return {name: value for name, value in found.items() if not (value is None and name in _NO_PREFERENCE_IF_NONE)}
+    return {
+        name: value
+        for name, value in found.items()
+        if not (value is None and name in _NO_PREFERENCE_IF_NONE) and not (value == 0 and name in _NO_PREFERENCE_IF_0)
+    }
 
 
 def compare(config: object, settings: Iterable[Setting]) -> SessionConfig:
@@ -142,6 +148,10 @@ def compare(config: object, settings: Iterable[Setting]) -> SessionConfig:
 
 def _same(stated_value: object, held: str) -> bool:
     """Whether a value and a setting's text mean the same."""
+    if isinstance(stated_value, tuple) and len(set(stated_value)) == 1:
+        stated_value = stated_value[0]  # a switch for each path, both alike
+    if isinstance(plain := getattr(stated_value, "to_dict", lambda: stated_value)(), dict):  # a CompileConfig
+        return held.startswith("{") and bool(json.loads(held) == plain)
     if isinstance(stated_value, bool) or stated_value is None:
         return held.lower() == str(stated_value).lower()
     if isinstance(stated_value, int | float):

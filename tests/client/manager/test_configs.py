@@ -169,3 +169,32 @@ def test_a_difference_is_found_before_anything_is_added(server: FakeServer) -> N
     with pytest.raises(ValueError, match="page_size"):
         model.generate_batch([[1]], continuous_batching_config=ContinuousBatchingConfig(page_size=16))
     assert server.request_ids == []
+
+
+COMPILED = '{"backend":"inductor","mode":"default","fullgraph":false,"dynamic":true,"options":null}'
+PASSES = [
+    cl.Setting("use_cuda_graph", "False", "default"),
+    cl.Setting("q_padding_interval_size", "64", "default"),
+    cl.Setting("default_compile_level", "1", "set"),
+    cl.Setting("varlen_compile_config", COMPILED, "default_compile_level 1"),
+    cl.Setting("decode_compile_config", "None", "the decode fast path is off"),
+]
+
+
+@pytest.mark.parametrize("kind", [ContinuousBatchingConfig, transformers.generation.ContinuousBatchingConfig])
+def test_how_passes_are_run_may_be_stated_as_transformers_states_it(kind: type) -> None:
+    compiled = transformers.CompileConfig(mode="default", dynamic=True)
+    for config in (
+        {"use_cuda_graph": (False, False), "q_padding_interval_size": 0, "default_compile_level": 1},
+        {"use_cuda_graph": False, "varlen_compile_config": compiled, "decode_compile_config": None},
+    ):
+        _batching_config.compare(kind(**config), PASSES)
+    for config, told in (
+        ({"use_cuda_graph": (True, False)}, r"use_cuda_graph is False, not \(True, False\)"),
+        ({"use_cuda_graph": (True, True)}, r"use_cuda_graph is False, not \(True, True\)"),
+        ({"q_padding_interval_size": 32}, "q_padding_interval_size is 64, not 32"),
+        ({"varlen_compile_config": transformers.CompileConfig()}, "varlen_compile_config is {"),
+        ({"decode_compile_config": compiled}, "decode_compile_config is None"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            _batching_config.compare(kind(**config), PASSES)

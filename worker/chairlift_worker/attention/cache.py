@@ -6,7 +6,10 @@
 | sector s of a group     | slots [s * sector_slots, (s + 1) * sector_slots) of the group's view of the memory    |
 | block b of a sector     | 2 * layers * page_size slots from b * block_slots on; all its bytes in one run        |
 | layer i of the group    | keys from slot 2 * i * page_size of a block on, values page_size slots further        |
-| the null sector         | sector number num_sectors: always zero, given to nobody                               |
+| the null sector         | sector number num_sectors: given to nobody; zero, unless passes are padded for graphs |
+
+Passes that are padded for graphs have rows that belong to nobody write to the null sector (runner/inputs.py). Their
+backends read pages in place and never look there for anybody else.
 
 So one slot number serves all layers of a group: `slot_keys` and `slot_values` begin where the layer does. Padding
 points to the null sector, never to one that a request used: a stale NaN there would spread through 0 * NaN.

@@ -39,6 +39,7 @@ NUM_BLOCKS = 220
 SIZES = ("--page-size", str(PAGE), "--num-blocks", str(NUM_BLOCKS), "--max-batch-tokens", "48")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 LONG = 440  # tokens: some seconds
+LENGTH = 260  # tokens: three such requests fit the cache together
 
 
 @pytest.fixture(scope="module")
@@ -240,12 +241,16 @@ def test_after_a_hard_stop_and_a_resume_the_same_worker_answers_exactly(
     client.add_request(prompt(1), max_new_tokens=LONG, request_id="detached", **GREEDY)
     if paused:
         admin.pause()
-    assert admin.stop(timeout=30) == 21
+    num_stopped = admin.stop(timeout=30)
     assert client.get_server().state is ServerState.STOPPED
-    for reader in readers:
-        assert isinstance(reader.end().error, UnavailableError)
-        assert reader.error is not None
+    ended = [reader for reader in readers if reader.end().error is not None]
+    for reader in ended:
+        assert isinstance(reader.error, UnavailableError)
         assert reader.error.reason == "STOPPED"
+    for reader in readers:
+        assert reader.error is not None or len(reader.ids) == LONG  # on a fast machine the first ones were done by then
+    assert len(ended) > 2
+    assert num_stopped == len(ended) + 1  # the detached one, which came last
     with pytest.raises(UnavailableError) as refused:
         client.add_request(prompt(1), **GREEDY)
     assert refused.value.reason == "STOPPED"
@@ -262,7 +267,8 @@ def test_after_a_hard_stop_and_a_resume_the_same_worker_answers_exactly(
 def test_the_loop_of_reinforcement_learning(client: Client, admin: AdminClient, folders: dict[str, Path]) -> None:
     """Generate with logprobs, pause, other weights, resume; twice, with requests in flight all the time."""
     others = counted(client, "generated_tokens") + 20  # all but what the readers get
-    readers = {number: Reader.of(client, number, 150, logprobs=1) for number in (1, 2, 3)}
+    evicted = counted(client, "preemptions_recompute")
+    readers = {number: Reader.of(client, number, LENGTH, logprobs=1) for number in (1, 2, 3)}
     old = client.complete(prompt(5), max_new_tokens=20, logprobs=1, **GREEDY)
     expect_logprobs(folders["a"], 5, list(old.token_ids), [entry.chosen for entry in old.choices[0].logprobs], start=0)
     for reader in readers.values():
@@ -280,7 +286,7 @@ def test_the_loop_of_reinforcement_learning(client: Client, admin: AdminClient, 
         assert update.num_tensors == 20  # embeddings, 9 in each of two layers, the last norm; the head is tied
         figures = client.get_server().statistics
         assert figures["blocks_free"] == NUM_BLOCKS  # nothing computed with the old weights is left
-        assert figures["preemptions_recompute"] == 0
+        assert figures["preemptions_recompute"] == evicted
         queued = Reader.of(client, 4, 12, logprobs=1)
         admin.resume()
         assert queued.end().ids == wanted(folders[name], 4, 12)
@@ -290,13 +296,13 @@ def test_the_loop_of_reinforcement_learning(client: Client, admin: AdminClient, 
             reader.wait_for(len(reader.ids) + 5)
     for number, reader in readers.items():
         reader.end()
-        assert len(reader.ids) == 150
-        ends = [start for _, start in spans[number][1:]] + [150]
+        assert len(reader.ids) == LENGTH
+        ends = [start for _, start in spans[number][1:]] + [LENGTH]
         for (name, start), end in zip(spans[number], ends, strict=True):
             expect_greedy(folders[name], number, reader.ids[:end], end, start=start)
             expect_logprobs(folders[name], number, reader.ids[:end], reader.logprobs[start:end], start=start)
         assert reader.finished is not None
-        assert reader.finished.usage.generated_tokens == 150
+        assert reader.finished.usage.generated_tokens == LENGTH
         assert reader.finished.timings.preemptions == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.metadata import PageRows
 from chairlift_worker.graph_choice import GraphOptions
 from chairlift_worker.pass_config import PassConfig
+from chairlift_worker.plan import StepPlan
 from chairlift_worker.runner import Padding, make_module_forward
 from chairlift_worker.runner.graphs import GraphMisuseError
 from chairlift_worker.runner.replay import GraphForward
@@ -99,6 +101,18 @@ def test_tokens_of_nobody_write_to_no_page_and_read_nothing_stale() -> None:
             assert page[:, num_written:].isnan().all()
 
 
+@torch.inference_mode()
+def test_more_places_may_be_sampled_at_than_there_are_rows() -> None:
+    desk = desk_with_graphs()
+    forward, ids = forward_of(desk), some_ids(30)
+    sequence = desk.sequence(ids)
+    for begin, end in ((0, 11), (11, 30)):
+        batch = desk.runner._builder.build(StepPlan(step=1, rows=(sequence.row(end - begin),)))
+        logits = forward(replace(batch, sampled=torch.arange(end - begin)))
+        expected = reference_logits(tiny_model("llama"), ids)[begin:end]
+        torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
 def test_a_step_without_sampling_rows_gives_no_logits() -> None:
     desk = desk_with_graphs()
     assert desk.step(desk.sequence(some_ids(9)).row(5, sample=False)).shape == (0, 384)
@@ -108,7 +122,8 @@ def test_as_many_graphs_as_shapes_and_never_more_than_said() -> None:
     desk = desk_with_graphs(num_inputs=2)
     forward = forward_of(desk)
     # decode: 1, 2, 4, 6; else tokens 8 ... 520, rows 8, contexts 64 ... 512; each for two sets
-    assert forward.max_captured == 2 * (4 + 65 * 1 * 8)
+    # sampled at 8 places or at as many as there are tokens
+    assert forward.max_captured == 2 * (4 + (2 * 65 - 1) * 8)
     rows = [desk.sequence(some_ids(40, seed=seed)) for seed in range(MAX_ROWS)]
     for row in rows:
         desk.step(row.row(5))

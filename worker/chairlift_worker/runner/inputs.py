@@ -25,7 +25,7 @@ class StaticInputs:
         tokens, rows = largest.num_tokens, largest.num_rows
         self._input_ids = torch.zeros((1, tokens), dtype=torch.int64, device=device)
         self._position_ids = torch.zeros((1, tokens), dtype=torch.int64, device=device)
-        self._sampled = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._sampled = torch.zeros(largest.num_sampled, dtype=torch.int64, device=device)
         self._first = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self._start = torch.zeros(rows, dtype=torch.int32, device=device)
         widths = [_width(layout, number, largest.context_len) for number in range(len(layout.groups))]
@@ -70,7 +70,7 @@ class StaticInputs:
         return StepBatch(
             input_ids=self._input_ids[:, : shape.num_tokens],
             position_ids=self._position_ids[:, : shape.num_tokens],
-            sampled=self._sampled[:rows],
+            sampled=self._sampled[: shape.num_sampled],
             metadata=tuple(metadata),
             in_place=batch.in_place,
         )

@@ -1,10 +1,11 @@
 """To which sizes batches are padded, so that few sizes come up.
 
-| what                          | decode fast path                     | any batch (varlen)                     |
-|-------------------------------|--------------------------------------|----------------------------------------|
-| tokens                        | next power of two, at most max_rows  | next multiple of q_interval            |
-| rows, and places to sample at | as many as tokens                    | next multiple of q_interval            |
-| context, so width of tables   | decode_len                           | next multiple of kv_interval           |
+| what                        | decode fast path                    | any batch (varlen)                             |
+|-----------------------------|-------------------------------------|------------------------------------------------|
+| tokens                      | next power of two, at most max_rows | next multiple of q_interval                    |
+| rows                        | as many as tokens                   | next multiple of q_interval                    |
+| places to sample at         | as many as tokens                   | as many as rows if that is enough, else tokens |
+| context, so width of tables | decode_len                          | next multiple of kv_interval                   |
 
 A varlen batch becomes one of at least one row and one token more wherever it becomes larger at all: each row that
 belongs to nobody needs a token, and each such token a row.
@@ -22,7 +23,8 @@ class PaddedShape:
 
     in_place: bool  # whether it is one of the decode fast path
     num_tokens: int
-    num_rows: int  # also how many places are sampled at
+    num_rows: int
+    num_sampled: int  # places whose logits are wanted
     context_len: int  # that its tables have room for
 
 
@@ -43,11 +45,13 @@ class Padding:
             return min(1 << max(number - 1, 0).bit_length(), self.max_rows)
         return round_up(max(number, 1), self.q_interval)
 
-    def shape(self, *, in_place: bool, num_tokens: int, num_rows: int, context_len: int) -> PaddedShape:
+    def shape(
+        self, *, in_place: bool, num_tokens: int, num_rows: int, num_sampled: int, context_len: int
+    ) -> PaddedShape:
         """What a batch of these sizes is padded to."""
         if in_place:
             size = self.rounded(num_rows, in_place=True)
-            return PaddedShape(True, size, size, self.decode_len)  # noqa: FBT003
+            return PaddedShape(True, size, size, size, self.decode_len)  # noqa: FBT003
         interval = self.q_interval
         rows = round_up(num_rows, interval)
         if rows == num_rows and num_tokens % interval:
@@ -55,7 +59,7 @@ class Padding:
         tokens = round_up(num_tokens + rows - num_rows, interval)
         longest = -(-(tokens - num_tokens) // (rows - num_rows)) if rows > num_rows else 0
         context = round_up(max(context_len, longest), self.kv_interval)
-        return PaddedShape(False, tokens, rows, context)  # noqa: FBT003
+        return PaddedShape(False, tokens, rows, rows if num_sampled <= rows else tokens, context)  # noqa: FBT003
 
     def decode_sizes(self) -> list[int]:
         """All numbers of rows that batches of the decode fast path are padded to."""
@@ -75,13 +79,17 @@ class Padding:
         rows = round_up(self.max_rows + 1, interval)
         tokens = round_up(self.max_tokens + interval, interval)
         context = round_up(max(self.max_context_len, self.decode_len, 2 * interval), self.kv_interval)
-        return PaddedShape(False, tokens, rows, context)  # noqa: FBT003
+        return PaddedShape(False, tokens, rows, max(tokens, rows), context)  # noqa: FBT003
 
     def max_shapes(self, *, varlen: bool, decode: bool) -> int:
         """How many shapes there can be on these paths."""
         largest = self.largest()
-        by_rows, by_context = largest.num_rows // self.q_interval, largest.context_len // self.kv_interval
-        return varlen * len(self.varlen_sizes(captured=True)) * by_rows * by_context + decode * len(self.decode_sizes())
+        by_context, most_rows = largest.context_len // self.kv_interval, largest.num_rows
+        by_size = 0
+        for tokens in self.varlen_sizes(captured=True):
+            by_rows = min(tokens, most_rows) // self.q_interval  # there are never more rows than tokens
+            by_size += 2 * by_rows - (tokens <= most_rows)  # sampled at as many places as there are rows, or tokens
+        return varlen * by_size * by_context + decode * len(self.decode_sizes())
 
 
 def round_up(number: int, interval: int) -> int:

@@ -61,11 +61,13 @@ class GraphForward:
         return len(self._inputs) * shapes
 
     def __call__(self, batch: StepBatch) -> torch.Tensor:
-        """(sampling rows, vocabulary) float32 logits, in the batch's order. Raises whatever the pass raises."""
+        """(sampled places, vocabulary) float32 logits, in the batch's order. Raises whatever the pass raises."""
         if not (self._options.decode if batch.in_place else self._options.varlen):
             return self._forward(batch)
-        self._turn = (self._turn + 1) % len(self._inputs)
         shape = self._shape(batch)
+        if batch.sampled.shape[0] > shape.num_rows:
+            return self._forward(batch)  # drafts want logits at more places than there are rows
+        self._turn = (self._turn + 1) % len(self._inputs)
         static = self._inputs[self._turn].fill(batch, shape)
         tensors = [*tensors_of(static), *self._fixed]
         key = (self._turn, shape)
@@ -82,5 +84,6 @@ class GraphForward:
             in_place=batch.in_place,
             num_tokens=batch.input_ids.shape[1],
             num_rows=rows.num_rows,
+            num_sampled=batch.sampled.shape[0],
             context_len=int(ends.max()),
         )

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -181,6 +182,38 @@ async def test_control_tokens_in_a_message_are_text_and_those_of_the_template_ar
     between = harmless_text[first:last].replace("@", FORGED)
     plain = without_control_tokens(folder).encode(between, add_special_tokens=False).ids
     assert any(ids[i : i + len(plain)] == plain for i in range(len(ids)))
+
+
+PIECES = [
+    *("<s>", "</s>", "<|im_end|>", "<|im_start|>", "<|eot_id|>", "<think>", "</think>", "<|IM_END|>"),
+    *("<|im_", "end|>", "<", ">", "|", " ", "\n", "a", "é ", "fox", "\U000f0000", "\\u", "tool call"),
+]
+
+
+@pytest.mark.parametrize("style", made.TOKENIZERS)
+async def test_whatever_a_message_is_made_of_it_adds_no_control_token(tmp_path: Path, style: str) -> None:
+    names = ("chatml", "llama 3", "gemma", "thinking")
+    templates = [{"name": name, "template": TEMPLATES[name]} for name in names]
+    folder = made.chat_folder(tmp_path, tokenizer=made.TOKENIZERS[style](), template=templates)
+    tokenizer, reference = Tokenizer.load(folder), made.reference(folder)
+    special = {reference.convert_tokens_to_ids(text) for text in (*made.SPECIAL, "<s>", "</s>")}
+    thoughts = {reference.convert_tokens_to_ids(text) for text in ("<think>", "</think>")}
+    random = Random(7)
+    async with prompts_of(folder) as prompts:
+        for _ in range(60):
+            name = random.choice(names)
+            contents = ["".join(random.choices(PIECES, k=random.randint(0, 8))) for _ in range(3)]
+            roles = ("user", "assistant", "user")
+            messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
+            text, ids = await prompt(prompts, messages, template=name)
+            assert text == expected(folder, messages, chat_template=name)[0]
+            harmless = [{"role": role, "content": "a"} for role in roles]
+            _, own = await prompt(prompts, harmless, template=name)
+            # Added tokens that are not special are a template's control tokens if the template has them.
+            control = special | (thoughts if name == "thinking" else set())
+            assert [i for i in ids if i in control] == [i for i in own if i in control], (name, contents)
+            decoded = tokenizer.decode(ids, skip_special_tokens=False)
+            assert "".join(decoded.split()) == "".join(text.split()), (name, contents)
 
 
 @pytest.mark.parametrize("style", made.TOKENIZERS)

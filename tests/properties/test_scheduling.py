@@ -1,14 +1,16 @@
 """Whatever the workload and however small the cache: each request's tokens are those of its solo run."""
 
 from chairlift_worker.ipc.messages import EndingReason
+from chairlift_worker.speculation.speculator import DraftLimits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.fake_device import solo_run
+from support.fake_device import VOCAB, solo_run
 from support.layouts import layout_of
 from support.scheduling import Bench
 
 PREFIXES = [list(range(base, base + 40)) for base in (0, 0, 300, 600)]
 
+DRAFTS = DraftLimits(num_tokens=5, min_len=1, max_len=3)
 
 # of the layers of made-up models; None is full attention. Sectors hold one block or several, and some are not filled.
 MIXED = [(6,), (1,), (None, 6), (None, 1), (None, 3, 9, 9), (None, 5, 5, 5, 5), (None, None, None, 20), (4, 11)]
@@ -21,13 +23,17 @@ def workloads(draw: st.DrawFn, *, windows: tuple[int | None, ...] = (None,)) -> 
     max_batch_tokens = draw(st.sampled_from([1, 2, 7, 16, 64]))
     chunk = draw(st.sampled_from([1, 3, 16, 64]))
     layout = layout_of(*windows, page_size=page_size)
+    depth = draw(st.sampled_from([1, 2]))
+    drafts = draw(st.sampled_from([None, DRAFTS, DRAFTS])) if depth == 1 else None
     bench = Bench(
         num_pages=layout.peak(0, longest, chunk) + draw(st.sampled_from([0, 1, 3, 50])),
         page_size=page_size,
         sharing=windows == (None,) and draw(st.booleans()),
         windows=windows,
         swap_slots=draw(st.sampled_from([0, 1, 4, 1000])),
-        depth=draw(st.sampled_from([1, 2])),
+        depth=depth,
+        drafts=drafts,
+        vocab_size=draw(st.sampled_from([2, 3, 30])) if drafts else VOCAB,
         limits={
             "max_batch_tokens": max_batch_tokens,
             "max_prefill_chunk": chunk,
@@ -92,6 +98,7 @@ def run_and_compare(bench: Bench, requests: list[dict]) -> None:
             seed=request["seed"],
             stop_ids=frozenset(request["stop_ids"]),
             windows=[group.window for group in bench.layout.groups],
+            vocab_size=bench.vocab_size,
         )
         ending = bench.endings[uid]
         if ending.reason is EndingReason.CANCELLED:
@@ -102,4 +109,7 @@ def run_and_compare(bench: Bench, requests: list[dict]) -> None:
             assert ending.reason is (EndingReason.STOP if stopped else EndingReason.LENGTH)
         assert ending.preemptions <= 4
         assert ending.cached_tokens < len(request["prompt"])
+    counters = bench.roster.counters
+    assert 0 <= counters.accepted_draft_tokens <= counters.draft_tokens
+    assert counters.generated_tokens == sum(len(output) for output in bench.outputs.values())
     bench.assert_idle()

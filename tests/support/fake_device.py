@@ -16,9 +16,9 @@ from chairlift_worker.plan import RowPlan, RowResult, StepPlan, StepResult
 VOCAB = 1000
 
 
-def next_token(views: list[list[int]], seed: int) -> int:
+def next_token(views: list[list[int]], seed: int, vocab_size: int = VOCAB) -> int:
     """The fake model: a function of what each kind of layers sees."""
-    return zlib.crc32(repr((views, seed)).encode()) % VOCAB
+    return zlib.crc32(repr((views, seed)).encode()) % vocab_size
 
 
 def solo_run(
@@ -28,12 +28,13 @@ def solo_run(
     stop_ids: frozenset[int] = frozenset(),
     seed: int = 0,
     windows: Sequence[int | None] = (None,),
+    vocab_size: int = VOCAB,
 ) -> list[int]:
     """What a request alone generates, by definition; one window for each kind of layers, the widest view first."""
     history = list(prompt)
     output: list[int] = []
     while len(output) < max_new_tokens:
-        token = next_token([history if window is None else history[-window:] for window in windows], seed)
+        token = next_token([history if window is None else history[-window:] for window in windows], seed, vocab_size)
         output.append(token)
         history.append(token)
         if token in stop_ids:
@@ -44,7 +45,8 @@ def solo_run(
 class FakeDevice:
     """Runs plans over sectors cut as the layout says: what one group writes into a sector is gone for the others."""
 
-    def __init__(self, *, layout: CacheLayout, num_sectors: int) -> None:
+    def __init__(self, *, layout: CacheLayout, num_sectors: int, vocab_size: int = VOCAB) -> None:
+        self._vocab_size = vocab_size
         self._layout = layout
         self._cells: list[tuple[int, dict[int, int]]] = [(-1, {}) for _ in range(num_sectors)]  # group, tokens
         self._slots: dict[int, tuple[int, dict[int, int]]] = {}  # of the swap pool
@@ -64,11 +66,11 @@ class FakeDevice:
             self.num_computed += row.num_tokens
             for group in range(len(self._layout.groups)):
                 self._write(row, group)
-        views = [self._views(row) for row in plan.rows]  # those of rows that do not sample are read as well
-        return StepResult(
-            step=plan.step,
-            rows=tuple(self._sample(row, view) for row, view in zip(plan.rows, views, strict=True) if row.sample),
-        )
+        results: list[RowResult] = []
+        for row in plan.rows:
+            self._views(row, row.start + row.num_tokens)  # what rows see that do not sample is read as well
+            results += self._sample(row)
+        return StepResult(step=plan.step, rows=tuple(results))
 
     def _write(self, row: RowPlan, group: int) -> None:
         for position in range(row.start, row.start + row.num_tokens):
@@ -80,7 +82,8 @@ class FakeDevice:
     def _token(self, row: RowPlan, position: int) -> int:
         if row.carry and position == row.start + row.num_tokens - 1:
             return self._carried[row.uid]
-        return row.tokens[position]
+        number = position - row.start - row.num_known
+        return row.tokens[position] if number < 0 else row.drafts[number]
 
     def _find(self, row: RowPlan, group: int, position: int) -> tuple[int, int]:
         sector_len = self._layout.groups[group].sector_len
@@ -88,9 +91,8 @@ class FakeDevice:
         assert sector >= 0, f"row {row.uid} looks at position {position}, whose sector it gave back"
         return sector, position % sector_len
 
-    def _views(self, row: RowPlan) -> list[list[int]]:
-        """What each group's last query token sees; every query token's view is read."""
-        end = row.start + row.num_tokens
+    def _views(self, row: RowPlan, end: int) -> list[list[int]]:
+        """What the row's query token before position `end` sees, in each group; the views before it are read too."""
         views = []
         for number, group in enumerate(self._layout.groups):
             begin = 0 if group.window is None else max(0, row.start - group.window + 1)
@@ -103,8 +105,16 @@ class FakeDevice:
             views.append(seen if group.window is None else seen[-group.window :])
         return views
 
-    def _sample(self, row: RowPlan, views: list[list[int]]) -> RowResult:
-        assert row.sample is not None
+    def _sample(self, row: RowPlan) -> list[RowResult]:
+        if row.sample is None:
+            return []
         if row.uid in self.fail_uids:
-            return RowResult(uid=row.uid, token_id=0, logprob=None, error="POISONED_REQUEST: made to fail")
-        return RowResult(uid=row.uid, token_id=next_token(views, row.sample.seed), logprob=None)
+            return [RowResult(uid=row.uid, token_id=0, logprob=None, error="POISONED_REQUEST: made to fail")]
+        results: list[RowResult] = []
+        for number in range(row.num_sampled):
+            views = self._views(row, row.start + row.num_known + number)
+            token = next_token(views, row.sample.seed, self._vocab_size)
+            results.append(RowResult(uid=row.uid, token_id=token, logprob=None))
+            if row.drafts[number : number + 1] != (token,):
+                break
+        return results

@@ -29,12 +29,18 @@ class Sequence:
     tables: tuple[array[int], ...]
     computed: int = 0
 
-    def row(self, num_tokens: int, *, sample: bool = True) -> RowPlan:
-        """The next tokens as a row; they count as computed from now on."""
+    def row(self, num_tokens: int, *, sample: bool = True, num_drafts: int = 0) -> RowPlan:
+        """The next tokens as a row, the last ones as drafts; they count as computed from now on."""
         start, self.computed = self.computed, self.computed + num_tokens
-        spec = GREEDY if sample else None
+        known = self.computed - num_drafts
         return RowPlan(
-            uid=self.uid, tokens=self.tokens, start=start, num_tokens=num_tokens, tables=self.tables, sample=spec
+            uid=self.uid,
+            tokens=self.tokens[:known] if num_drafts else self.tokens,
+            start=start,
+            num_tokens=num_tokens,
+            tables=self.tables,
+            sample=GREEDY if sample else None,
+            drafts=tuple(self.tokens[known : self.computed]),
         )
 
 

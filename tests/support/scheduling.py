@@ -13,11 +13,13 @@ from chairlift_worker.plan import StepPlan
 from chairlift_worker.request import Request
 from chairlift_worker.roster import Roster
 from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.speculation.policy import ALWAYS_DRAFT, StepCosts
+from chairlift_worker.speculation.speculator import DraftLimits, Speculator
 from chairlift_worker.swap.policy import ALWAYS_SWAP
 from chairlift_worker.swap.pool import SwapPool
 from chairlift_worker.swap.space import SwapSpace
 
-from support.fake_device import FakeDevice
+from support.fake_device import VOCAB, FakeDevice
 from support.layouts import layout_of
 
 
@@ -56,6 +58,9 @@ class Bench:
     limits: dict[str, Any] = field(default_factory=dict)
     swap_slots: int = 0
     depth: int = 1  # steps in flight: 2 is async batching
+    drafts: DraftLimits | None = None
+    costs: StepCosts = ALWAYS_DRAFT
+    vocab_size: int = VOCAB  # of the fake model; a small one says by chance what it said before
 
     def __post_init__(self) -> None:
         self.layout = layout_of(*self.windows, page_size=self.page_size)
@@ -69,8 +74,12 @@ class Bench:
             "scheduler_type": "fifo",
             "safety_margin": 0.0,
         }
-        self.scheduler = Scheduler(limits=StepLimits(**{**defaults, **self.limits}), roster=self.roster)
-        self.device = FakeDevice(layout=self.layout, num_sectors=self.num_pages)
+        self.scheduler = Scheduler(
+            limits=StepLimits(**{**defaults, **self.limits}),
+            roster=self.roster,
+            speculator=None if self.drafts is None else Speculator(limits=self.drafts, costs=self.costs),
+        )
+        self.device = FakeDevice(layout=self.layout, num_sectors=self.num_pages, vocab_size=self.vocab_size)
         self._in_flight: list[StepPlan] = []
         self._carried: dict[int, int] = {}
         self.now = 1

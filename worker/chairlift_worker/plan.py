@@ -35,6 +35,9 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     | [0, start)                 | keys and values are in the cache, through `tables`           |
     | [start, start+num_tokens)  | computed in this step; keys and values written to `tables`   |
 
+    The last tokens may be `drafts`, guesses of what the output will be: logits are wanted at the last known token and
+    at each draft, and the drafts hold as far as they are what is sampled before them.
+
     `tables` has one table for each group of layers (kv/layout.py): to a group whose sectors hold n tokens, position p
     is the token p % n of sector table[p // n]. Groups with a window look at positions > start - window only; earlier
     entries may be -1. `tokens` and `tables` are the request's own arrays, read only for the runner: while a plan that
@@ -42,12 +45,23 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     uid: int
-    tokens: array[int]  # int32; the row's tokens are tokens[start : start + num_tokens]
+    tokens: array[int]  # int32; the row's tokens are tokens[start : start + num_tokens], but for the drafts
     start: int
-    num_tokens: int  # at least 1
+    num_tokens: int  # at least 1, drafts included
     tables: tuple[array[int], ...]  # int32 each; at least ceil((start + num_tokens) / n) entries
     sample: SampleSpec | None  # None: the row does not reach its last token, no logits are needed
     carry: bool = False  # the row's last token is the one that the step before samples for the same uid
+    drafts: tuple[int, ...] = ()  # of a row that samples, and does not carry
+
+    @property
+    def num_known(self) -> int:
+        """Query tokens that are no drafts."""
+        return self.num_tokens - len(self.drafts)
+
+    @property
+    def num_sampled(self) -> int:
+        """Places at its end whose logits are wanted."""
+        return 0 if self.sample is None else 1 + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +90,7 @@ class StepPlan:
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one sampling row brought: a token, or an error that ends this request alone."""
+    """A token that a sampling row brought, or an error that ends this request alone."""
 
     uid: int
     token_id: int
@@ -86,7 +100,10 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step brought: one entry for each row of the plan that samples, in the plan's order."""
+    """What a step brought, in the plan's order: for each row that samples one entry, and one for each draft that holds.
+
+    The last entry of a row may be an error in place of a token.
+    """
 
     step: int
     rows: tuple[RowResult, ...]

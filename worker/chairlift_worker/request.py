@@ -7,6 +7,7 @@ from array import array
 from typing import Final
 
 from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg
+from chairlift_worker.speculation.drafter import Drafter
 
 HEAD_START_NS: Final = 10_000_000_000
 """What a level of priority is worth: a request is treated as if it had come so much earlier.
@@ -110,12 +111,14 @@ class Request:
     | [computed, planned) | steps in flight compute them               | Scheduler.plan, PagedMemory  |
 
     While a step is in flight that samples the request's next token, `pending` is 1: the token has a place already,
-    [total], and a later plan may name it.
+    [total], and a later plan may name it. A step with drafts may bring several tokens; its drafts count as planned, and
+    those that did not hold are taken back before the next plan.
     """
 
     __slots__ = (
         "_state",
         "computed",
+        "drafter",
         "max_total",
         "params",
         "pending",
@@ -146,6 +149,7 @@ class Request:
         self.pending = 0
         self.table = PageTable(0)
         self.saved: SavedPages | None = None
+        self.drafter: Drafter | None = None  # the Speculator's
         self.progress = Progress()
         self._state = RequestState.WAITING
 

@@ -24,6 +24,8 @@ class Counters:
     cached_prompt_tokens: int = 0
     preemptions_recompute: int = 0
     preemptions_swap: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 class Roster:

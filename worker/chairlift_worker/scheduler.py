@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Literal
+
+import msgspec
 
 from chairlift_worker.ipc.messages import EndingReason
 from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, StepPlan, StepResult
 from chairlift_worker.request import Request, RequestState
 from chairlift_worker.roster import Roster
+from chairlift_worker.speculation.speculator import Candidate, Speculator
 
 # A request that lost its pages this often comes back only when nobody active can take them again.
 CAREFUL_AFTER: Final = 2
@@ -35,8 +39,10 @@ class StepLimits:
 class Scheduler:
     """Plans steps over the requests of a roster and applies their results to them."""
 
-    def __init__(self, *, limits: StepLimits, roster: Roster) -> None:
+    def __init__(self, *, limits: StepLimits, roster: Roster, speculator: Speculator | None = None) -> None:
+        """With a speculator each result has to be applied before the next plan: that depends on what held."""
         self._limits = limits
+        self._speculator = speculator
         self._roster = roster
         self._memory = roster.memory
         self._step = 0
@@ -48,6 +54,8 @@ class Scheduler:
         self._plan_waiting(rows, now_ns)
         if not rows:
             return None
+        if self._speculator is not None:
+            self._plan_drafts(rows, self._speculator)
         self._step += 1
         singles = [row for row in rows.values() if row.num_tokens == 1]
         longer = [row for row in rows.values() if row.num_tokens > 1]
@@ -59,7 +67,9 @@ class Scheduler:
         Rows of requests that are over are dropped; of those that lost their pages meanwhile the token counts, for it
         is right, but not what was computed.
         """
-        sampled = {row.uid: row for row in result.rows}
+        sampled: dict[int, list[RowResult]] = {}
+        for outcome in result.rows:
+            sampled.setdefault(outcome.uid, []).append(outcome)
         roster = self._roster
         roster.swap.commit(plan.moves)
         roster.counters.computed_tokens += plan.num_tokens
@@ -67,20 +77,41 @@ class Scheduler:
             request = roster.get(row.uid)
             if request is None:
                 continue
-            outcome = sampled.get(row.uid)
-            if outcome is not None:
-                request.pending -= 1
-                if outcome.error is not None:
-                    roster.end(request, EndingReason.ERROR, now_ns, outcome.error)  # its new pages are not published
-                    continue
+            total, outcomes = request.total, sampled.get(row.uid, [])
+            request.pending -= bool(outcomes)
+            self._apply_row(request, row, outcomes, now_ns)
+            if row.drafts:
+                self._settle_drafts(request, row, num_held=max(0, request.total - total - 1))
+
+    def _apply_row(self, request: Request, row: RowPlan, outcomes: Sequence[RowResult], now_ns: int) -> None:
+        """One token after the other, as if each had come in a step of its own."""
+        for number, outcome in enumerate(outcomes or (None,)):
+            if outcome is not None and outcome.error is not None:
+                self._roster.end(request, EndingReason.ERROR, now_ns, outcome.error)  # new pages are not published
+                return
             if row.tables is request.table.sectors:
-                request.computed = row.start + row.num_tokens
+                request.computed = row.start + row.num_known + number
                 self._memory.commit(request)
             if not request.progress.announced:
                 request.progress.announced = True
-                roster.outbox.started(request)
+                self._roster.outbox.started(request)
             if outcome is not None:
                 self._append(request, outcome, now_ns)
+            if request.state is RequestState.FINISHED:
+                return
+
+    def _settle_drafts(self, request: Request, row: RowPlan, *, num_held: int) -> None:
+        """Counts a row's drafts, and takes back those that did not hold."""
+        counters = self._roster.counters
+        counters.draft_tokens += len(row.drafts)
+        counters.accepted_draft_tokens += num_held
+        if request.state is RequestState.FINISHED:
+            return
+        assert request.drafter is not None, "drafts come from drafters"
+        assert request.planned == row.start + row.num_tokens, "nothing is planned behind drafts"
+        request.drafter.acceptance.note(num_drafts=len(row.drafts), num_held=num_held)
+        request.planned = request.computed
+        self._memory.shrink(request, request.total)
 
     def _plan_active(self, rows: dict[int, RowPlan], now_ns: int) -> None:
         """Gives active requests their tokens, first served first; by rank among equals."""
@@ -131,6 +162,28 @@ class Scheduler:
             budget -= num_tokens
         for request in held:
             roster.waiting.push(request)
+
+    def _plan_drafts(self, rows: dict[int, RowPlan], speculator: Speculator) -> None:
+        """Lets drafts follow rows of one token, with what tokens and pages all others have left."""
+        limits, active = self._limits, self._roster.active
+        num_tokens = sum(row.num_tokens for row in rows.values())
+        room, num_rows = limits.max_batch_tokens - num_tokens, 0
+        candidates: list[Candidate] = []
+        for uid, row in rows.items():
+            request = active[uid]
+            num_rows += row.sample is not None
+            if row.sample is None or row.num_tokens > 1:
+                speculator.follow(request, row.num_tokens)
+                continue
+            most = min(room, limits.max_prefill_chunk - 1, request.max_total - request.total)
+            if most > 0:
+                candidates.append(Candidate(request, most))
+        drafted = speculator.draft(candidates, num_tokens=num_tokens, num_rows=num_rows, room=room)
+        for request, drafts in drafted:
+            if self._memory.grow(request, request.planned + len(drafts)):
+                request.planned += len(drafts)
+                row = rows[request.uid]
+                rows[request.uid] = msgspec.structs.replace(row, num_tokens=1 + len(drafts), drafts=drafts)
 
     def _wanted(self, request: Request, owed: int) -> int:
         """Pages that must be available for a waiting request to start, beside the `owed` ones of active requests."""

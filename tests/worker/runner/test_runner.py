@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 import torch
 from chairlift_worker.plan import RowPlan, StepPlan
@@ -91,6 +92,41 @@ def test_batches_of_short_one_token_rows_alone_take_the_decode_fast_path() -> No
     assert taken == {"varlen": 4, "decode": 2}
     expected = reference_logits(tiny_model("llama"), rows[0].tokens.tolist())[-1]
     torch.testing.assert_close(logits[0], expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "decoder"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_rows_with_drafts_have_the_models_own_logits_at_their_last_token_and_at_each_draft(
+    kind: str, backend: str
+) -> None:
+    desk = Desk(tiny_model(kind), backend=backend, num_pages=200)
+    a, b, c, d = (desk.sequence(some_ids(30, seed=seed)) for seed in range(4))
+    desk.step(a.row(12), b.row(20), c.row(7), d.row(9))
+    rows = [c.row(1), a.row(5, num_drafts=4), d.row(6, sample=False), b.row(7, num_drafts=2)]
+    logits = desk.step(*rows)
+    expected = {s.uid: reference_logits(tiny_model(kind), s.tokens.tolist()) for s in (a, b, c)}
+    wanted = [expected[c.uid][7:8], expected[a.uid][12:17], expected[b.uid][24:27]]
+    torch.testing.assert_close(logits, torch.cat(wanted), atol=TOLERANCE, rtol=0)
+
+
+def test_what_is_computed_over_drafts_taken_back_is_as_if_they_had_never_been() -> None:
+    desk = Desk(tiny_model("llama"))
+    ids, wrong = some_ids(30), some_ids(30, seed=1)
+    sequence = desk.sequence([*ids[:12], *wrong[12:]])
+    desk.step(sequence.row(11))
+    desk.step(sequence.row(6, num_drafts=5))
+    sequence.tokens[:] = sequence.tokens[:12] + desk.sequence(ids).tokens[12:]
+    sequence.computed = 12
+    logits = desk.step(sequence.row(18))
+    torch.testing.assert_close(logits[0], reference_logits(tiny_model("llama"), ids)[-1], atol=TOLERANCE, rtol=0)
+
+
+def test_drafts_behind_a_token_that_is_not_known_or_does_not_sample_are_refused() -> None:
+    desk = Desk(tiny_model("llama"))
+    for changes in ({"sample": None}, {"carry": True}, {"drafts": (1,) * 5}):
+        row = msgspec.structs.replace(desk.sequence(some_ids(9)).row(5, num_drafts=2), **changes)
+        with pytest.raises(ValueError, match="has drafts, but does not sample at a token that is known"):
+            desk.step(row)
 
 
 def test_only_rows_that_sample_reach_the_output_layer() -> None:

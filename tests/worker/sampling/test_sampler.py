@@ -233,7 +233,36 @@ def test_only_rows_that_sample_get_a_result_and_logprobs_only_where_asked() -> N
     assert got[1].token_id == reference_choice(logits[1], spec())[0]
 
 
+def drafted(drafts: tuple[int, ...], first: SampleSpec) -> RowPlan:
+    tokens = array("i", [1])
+    return RowPlan(uid=7, tokens=tokens, start=0, num_tokens=1 + len(drafts), tables=(), sample=first, drafts=drafts)
+
+
+@pytest.mark.parametrize("changes", PROCESSORS)
+@pytest.mark.parametrize("num_right", range(5))
+def test_drafts_bring_the_tokens_that_steps_of_one_token_would_have_brought(num_right: int, changes: dict) -> None:
+    logits = torch.stack([random_logits(300, seed=place) for place in range(6)])
+    wanted = [reference_choice(logits[place], spec(index=40 + place, **changes)) for place in range(5)]
+    drafts = [token for token, _ in wanted[:4]]
+    if num_right < 4:
+        drafts[num_right] = (drafts[num_right] + 1) % 300
+    row = drafted(tuple(drafts), spec(index=40, **changes))
+    *got, neighbour = Sampler().sample(logits, [row, *rows(spec(index=3, **changes))])
+    assert [(r.uid, r.token_id, r.error) for r in got] == [(7, token, None) for token, _ in wanted[: num_right + 1]]
+    assert [r.logprob for r in got] == pytest.approx([logprob for _, logprob in wanted[: num_right + 1]], abs=1e-4)
+    assert neighbour.token_id == reference_choice(logits[5], spec(index=3, **changes))[0]
+
+
+def test_a_fault_behind_drafts_that_hold_comes_after_their_tokens() -> None:
+    logits = torch.stack([random_logits(300, seed=place) for place in range(4)])
+    drafts = tuple(reference_choice(logits[place], spec(index=place))[0] for place in range(3))
+    logits[2] = float("nan")
+    got = Sampler().sample(logits, [drafted(drafts, spec())])
+    assert [r.token_id for r in got[:2]] == list(drafts[:2])
+    assert [r.error for r in got] == [None, None, "NUMERICAL_ERROR: the logits of token 2 are not numbers."]
+
+
 @pytest.mark.parametrize("logits", [torch.zeros(2, 5), torch.zeros(5), torch.zeros(1, 5, dtype=torch.float64)])
 def test_logits_that_do_not_match_the_rows_are_refused(logits: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="1 rows sample"):
+    with pytest.raises(ValueError, match="1 places are sampled"):
         Sampler().sample(logits, rows(spec()))

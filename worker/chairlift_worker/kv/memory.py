@@ -113,10 +113,19 @@ class PagedMemory:
         for sectors, count in zip(table.sectors, missing, strict=True):
             for _ in range(count):
                 sectors.append(self._take())
-        table.room = min(
-            [len(sectors) * group.sector_len for group, sectors in zip(groups, table.sectors, strict=True)]
-        )
+        table.room = _room(self.layout, table)
         return True
+
+    def shrink(self, request: Request, num_tokens: int) -> None:
+        """Gives back the sectors behind the request's first num_tokens tokens: nothing in them counts as computed.
+
+        No plan in flight may name them.
+        """
+        table = request.table
+        for group, sectors in zip(self.layout.groups, table.sectors, strict=True):
+            while len(sectors) > group.sectors_for(num_tokens):
+                self.pool.drop(sectors.pop(), keep=False)
+        table.room = _room(self.layout, table)
 
     def commit(self, request: Request) -> None:
         """Publishes the pages whose tokens are all computed; gives back what no later token looks at."""
@@ -178,6 +187,11 @@ class PagedMemory:
             assert page is not None, "the caller has made sure that a sector is available"
             self.index.forget(page)
         return page
+
+
+def _room(layout: CacheLayout, table: PageTable) -> int:
+    """Tokens that have their entries in all tables."""
+    return min([len(sectors) * group.sector_len for group, sectors in zip(layout.groups, table.sectors, strict=True)])
 
 
 def _check_table(request: Request, group: LayerGroup, sectors: list[int], first: int) -> None:

@@ -31,7 +31,7 @@ class StepBatch:
 
     input_ids: torch.Tensor  # (1, tokens) int64
     position_ids: torch.Tensor  # (1, tokens) int64
-    sampled: torch.Tensor  # (sampling rows,) int64; places of the tokens whose logits are wanted
+    sampled: torch.Tensor  # (sampled places,) int64; places of the tokens whose logits are wanted
     metadata: tuple[StepMetadata | PageRows, ...]  # one for each group of layers
     in_place: bool  # whether it takes the decode fast path: the metadata is then in memory that stays the same
 
@@ -78,13 +78,11 @@ class BatchBuilder:
         tokens = [np.fromiter((_last_token(row, carried) for row in singles), np.int64, len(singles))]
         tokens += [_row_tokens(row, carried) for row in longer]
         positions = [starts, *(np.arange(row.start, row.start + row.num_tokens) for row in longer)]
-        lasts = np.cumsum([row.num_tokens for row in rows]) - 1
-        sampled = lasts[[row.sample is not None for row in rows]]
         in_place = self._decode is not None and not longer and self._decode.fits(starts)
         return StepBatch(
             input_ids=self._tensor(np.concatenate(tokens))[None],
             position_ids=self._tensor(np.concatenate(positions))[None],
-            sampled=self._tensor(sampled.astype(np.int64)),
+            sampled=self._tensor(_sampled(rows)),
             metadata=self._decode.read(singles, starts)
             if self._decode is not None and in_place
             else tuple(reader.read(singles, starts, longer) for reader in self._readers),
@@ -106,8 +104,16 @@ def _last_token(row: RowPlan, carried: Mapping[int, int]) -> int:
 
 
 def _row_tokens(row: RowPlan, carried: Mapping[int, int]) -> Ints:
-    known = row.tokens[row.start : row.start + row.num_tokens - row.carry]
-    return _ints(known if not row.carry else known + array("i", [_last_token(row, carried)]))
+    known = row.tokens[row.start : row.start + row.num_known - row.carry]
+    return _ints(known + array("i", [_last_token(row, carried)] if row.carry else row.drafts))
+
+
+def _sampled(rows: Sequence[RowPlan]) -> Ints:
+    """The last `num_sampled` places of each row."""
+    ends = np.cumsum([row.num_tokens for row in rows])
+    counts = np.array([row.num_sampled for row in rows])
+    places = np.repeat(ends - np.cumsum(counts), counts) + np.arange(counts.sum())
+    return places.astype(np.int64)
 
 
 def _check(rows: Sequence[RowPlan], longer: Sequence[RowPlan]) -> None:
@@ -116,6 +122,8 @@ def _check(rows: Sequence[RowPlan], longer: Sequence[RowPlan]) -> None:
     if any(row.num_tokens <= 1 for row in longer):
         raise ValueError("rows with one token come before the others, and no row is empty")
     for row in rows:
-        end = row.start + row.num_tokens
+        end = row.start + row.num_known
         if len(row.tokens) < end - row.carry or row.start < 0:
             raise ValueError(f"row {row.uid} runs to position {end} with {len(row.tokens)} tokens")
+        if row.drafts and (row.carry or row.sample is None or row.num_known < 1):
+            raise ValueError(f"row {row.uid} has drafts, but does not sample at a token that is known")

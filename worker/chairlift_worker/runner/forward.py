@@ -19,7 +19,7 @@ class Forward(Protocol):
     form: RowForm  # in which it wants the batch's rows told
 
     def __call__(self, batch: StepBatch) -> torch.Tensor:
-        """(sampling rows, vocabulary) float32 logits, in the batch's order."""
+        """(sampled places, vocabulary) float32 logits, in the batch's order."""
         ...
 
 
@@ -35,7 +35,7 @@ class ModuleForward:
         self._switch = AttentionSwitch(model)
 
     def __call__(self, batch: StepBatch) -> torch.Tensor:
-        """(sampling rows, vocabulary) float32 logits, in the batch's order. Raises whatever the model raises."""
+        """(sampled places, vocabulary) float32 logits, in the batch's order. Raises whatever the model raises."""
         step = self._backend.step(self._cache, batch.metadata)
         with self._switch:
             output = self._model(

@@ -49,7 +49,7 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> torch.Tensor:
-        """(sampling rows, vocabulary) float32 logits, in the plan's order; the step's keys and values are then cached.
+        """(sampled places, vocabulary) float32 logits, in the plan's order; the step's keys and values are then cached.
 
         `carried` has the last token of each row with `carry`, by uid.
 

@@ -211,6 +211,24 @@ def test_the_code_takes_weights_that_came_later() -> None:
     torch.testing.assert_close(logits[0], expected, atol=2 * TOLERANCE, rtol=0)
 
 
+def test_both_paths_are_compiled_while_the_worker_warms_up_and_nothing_is_afterwards() -> None:
+    passes = PassConfig(varlen_compile=EAGER, decode_compile=CompileOptions(backend="eager", dynamic=True))
+    rig = Rig(loaded(tiny_model("llama")), Shape(max_blocks_per_request=8, passes=passes))
+    with capture_logs() as logs:
+        ModelExecutor(runner=rig.runner, mover=rig.mover, faults=Faults("")).warm_up()
+    assert [(entry["event"], entry["path"]) for entry in logs] == [
+        (event, path) for path in ("varlen", "decode") for event in ("compiling", "compiled")
+    ]
+    before = num_codes()
+    with capture_logs() as logs:
+        for uid in range(1, 6):
+            rig.add(Job(prompt=tuple(some_ids(3 * uid)), max_new_tokens=6).message(uid))
+        rig.run()
+    assert not logs
+    assert rig.runner.steps_by_path["decode"] > 1
+    assert num_codes() == before
+
+
 def test_the_two_paths_have_options_of_their_own() -> None:
     desk = PassDesk(tiny_model("llama"), PassConfig(decode_compile=EAGER))
     with capture_logs() as logs:

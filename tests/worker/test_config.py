@@ -9,6 +9,7 @@ from chairlift_worker.config import ModelFacts, WorkerConfig, resolve
 from chairlift_worker.host import FreeMemory
 from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.setting_log import SettingError
+from chairlift_worker.speculation.speculator import DraftLimits
 
 GIB = 1 << 30
 NO_GPU = dict.fromkeys(("flash_attention_2", "flash_attention_3"), "no GPU in this test")
@@ -195,3 +196,30 @@ def test_a_padding_interval_alone_turns_graphs_on() -> None:
 def test_what_cannot_be_compiled_or_captured_is_refused_by_name(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(SettingError, match=told):
         resolved(**settings)
+
+
+def test_there_are_no_drafts_unless_asked_for() -> None:
+    assert resolved().drafts is None
+    assert resolved(speculative="ngram").drafts == DraftLimits(num_tokens=7, min_len=2, max_len=4)
+    limits = DraftLimits(num_tokens=3, min_len=1, max_len=1)
+    asked = {"speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
+    assert resolved(speculative="ngram", **asked).drafts == limits
+
+
+def test_with_async_batching_drafts_are_off_and_the_user_is_told() -> None:
+    config = resolved(speculative="ngram", use_async_batching=True)
+    assert config.drafts is None
+    assert {entry.name: entry.value for entry in config.settings}["speculative"] == "none"
+    assert [warning for warning in config.warnings if warning.startswith("speculative = ngram is not used: ")]
+
+
+def test_a_shortest_match_longer_than_the_longest_is_refused() -> None:
+    with pytest.raises(SettingError, match="prompt_lookup_min = 5: prompt_lookup_max is 4"):
+        resolved(speculative="ngram", prompt_lookup_min=5)
+
+
+def test_logits_of_drafts_are_paid_for_before_the_cache_is() -> None:
+    page_bytes = 16 * 46_080
+    buffers = 512 * 40_000 + 8 * 10 * 400_000
+    config = resolved(free=3 * GIB, speculative="ngram", max_requests_per_batch=10)
+    assert config.num_blocks == (int(3 * GIB * 0.8) - buffers) // page_bytes

@@ -31,6 +31,7 @@ from chairlift_worker.roster import Roster
 from chairlift_worker.runner import Forward, Runner
 from chairlift_worker.scheduler import Scheduler, StepLimits
 from chairlift_worker.setting_log import SettingError
+from chairlift_worker.speculation.speculator import Speculator
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import NEVER_SWAP
 from chairlift_worker.swap.pool import SwapPool
@@ -76,7 +77,7 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
     roster = Roster(memory=memory, swap=SwapSpace(pool=SwapPool(num_slots=config.num_swap_blocks), costs=costs))
     return Parts(
         roster=roster,
-        scheduler=_scheduler(config, roster),
+        scheduler=_scheduler(config, roster, executor),
         executor=executor,
         pipeline_depth=depth,
         control=Control(
@@ -109,7 +110,7 @@ def _executor(config: WorkerConfig, forward: Forward, cache: PagedCache, faults:
     return ModelExecutor(runner=runner, mover=mover, faults=faults)
 
 
-def _scheduler(config: WorkerConfig, roster: Roster) -> Scheduler:
+def _scheduler(config: WorkerConfig, roster: Roster, executor: ModelExecutor) -> Scheduler:
     limits = StepLimits(
         max_batch_tokens=config.max_batch_tokens,
         max_prefill_chunk=config.max_prefill_chunk,
@@ -117,7 +118,12 @@ def _scheduler(config: WorkerConfig, roster: Roster) -> Scheduler:
         scheduler_type=config.scheduler_type,
         safety_margin=config.safety_margin,
     )
-    return Scheduler(limits=limits, roster=roster)
+    if config.drafts is None:
+        return Scheduler(limits=limits, roster=roster)
+    costs = executor.measure_step_costs(max_tokens=config.max_batch_tokens, max_rows=config.max_requests_per_batch)
+    in_ms = {size: round(cost / 1e6, 2) for size, cost in zip(costs.sizes, costs.costs_ns, strict=True)}
+    _log.info("step costs by tokens", milliseconds=in_ms)
+    return Scheduler(limits=limits, roster=roster, speculator=Speculator(limits=config.drafts, costs=costs))
 
 
 def _facts(model: LoadedModel) -> ModelFacts:

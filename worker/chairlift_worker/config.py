@@ -15,6 +15,8 @@ from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.kv.layout import CacheLayout, make_layout
 from chairlift_worker.pass_config import PassConfig, resolve_passes
 from chairlift_worker.setting_log import SettingError, SettingLog
+from chairlift_worker.speculation.speculator import DraftLimits
+from chairlift_worker.speculation_choice import resolve_speculation
 from chairlift_worker.swap.sizing import size_pool
 
 CPU_PAGE_SIZE: Final = 16
@@ -37,7 +39,7 @@ class ModelFacts:
     layers: tuple[LayerFacts, ...]
     item_bytes: int  # one element of the key-value cache
     token_bytes: int  # input and activation buffers of one query token
-    logits_bytes: int  # buffers of one sampling row
+    logits_bytes: int  # buffers of one place that is sampled at
     dtype: str
     dtype_reason: str
     attention_faults: Mapping[str, str]  # backends that cannot run it, and why
@@ -61,6 +63,7 @@ class WorkerConfig:
     num_threads: int
     num_swap_blocks: int  # sectors that the swap pool holds
     use_async_batching: bool
+    drafts: DraftLimits | None  # None: no speculation
     passes: PassConfig  # how the module is run, where it is the module that is run
     impl: ImplOptions
     layout: CacheLayout
@@ -83,40 +86,40 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     )
     budget = int(memory.num_bytes * percent)
     max_batch_tokens = _max_batch_tokens(settings, log, model, budget)
-    chunk = _clamped(settings.max_prefill_chunk, max_batch_tokens)
-    log.note("max_prefill_chunk", *chunk)
+    chunk = log.note("max_prefill_chunk", *_clamped(settings.max_prefill_chunk, max_batch_tokens))
     layout = make_layout(model.layers, page_size=page_size)
-    room = _Room(layout=layout, free=memory, budget=budget, max_batch_tokens=max_batch_tokens, chunk=chunk[0])
+    room = _Room(layout=layout, free=memory, budget=budget, max_batch_tokens=max_batch_tokens, chunk=chunk)
     num_blocks = _num_blocks(settings, log, model, room)
     max_requests = _max_requests(settings, log, max_batch_tokens, num_blocks // len(layout.groups))
     max_blocks = log.choice("max_blocks_per_request", _max_blocks(settings, backend, layout, model.context_len))
-    margin = _safety_margin(settings)
-    log.note("safety_margin", *margin)
+    margin = log.note("safety_margin", *_safety_margin(settings))
     passes = resolve_passes(settings, log, backend=backend, has_fast_path=max_blocks > 0)
     impl = _impl(settings, log, model, backend, passes)
     sharing = log.choice("allow_block_sharing", choose_sharing(settings.allow_block_sharing, layout=layout))
     threads = (settings.num_threads, given) if settings.num_threads else (cores, "all cores of this process")
     log.note("num_threads", *threads)
     num_swap_blocks = _num_swap_blocks(settings, log, memory, num_blocks, layout.sector_elements * model.item_bytes)
+    drafts = resolve_speculation(settings, log)
     _note_plain(settings, log)
     return WorkerConfig(
         attn_implementation=backend,
         page_size=page_size,
         num_blocks=num_blocks,
         max_batch_tokens=max_batch_tokens,
-        max_prefill_chunk=chunk[0],
+        max_prefill_chunk=chunk,
         max_requests_per_batch=max_requests,
         max_blocks_per_request=max_blocks,
         scheduler_type=settings.scheduler_type,
-        safety_margin=margin[0],
+        safety_margin=margin,
         allow_block_sharing=sharing,
         num_threads=threads[0],
         num_swap_blocks=num_swap_blocks,
         use_async_batching=settings.use_async_batching,
+        drafts=drafts,
         passes=passes,
         impl=impl,
         layout=layout,
-        cache_len=layout.capacity(num_sectors=num_blocks, step_len=chunk[0], limit=model.context_len),
+        cache_len=layout.capacity(num_sectors=num_blocks, step_len=chunk, limit=model.context_len),
         settings=tuple(log.entries),
         warnings=tuple(log.warnings),
     )
@@ -201,7 +204,8 @@ def _num_blocks(settings: WorkerSettings, log: SettingLog, model: ModelFacts, ro
                 "one for each kind of its layers"
             )
         return log.note("num_blocks", settings.num_blocks, f"as set{layout.describe_sector()}")
-    rows = min(room.max_batch_tokens, settings.max_requests_per_batch or MAX_REQUESTS)
+    places = 1 if settings.speculative == "none" else 1 + settings.speculative_tokens
+    rows = min(room.max_batch_tokens, places * (settings.max_requests_per_batch or MAX_REQUESTS))
     buffers = room.max_batch_tokens * model.token_bytes + rows * model.logits_bytes
     left, reason = room.budget - buffers, f"{free.reason}, after {buffers} bytes of buffers"
     if settings.max_memory_percent is None and left > CPU_CACHE_BYTES:

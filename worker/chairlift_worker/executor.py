@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from array import array
 from collections.abc import Callable, Mapping
@@ -13,10 +15,14 @@ from chairlift_worker.plan import Moves, RowPlan, SampleSpec, StepPlan, StepResu
 from chairlift_worker.runner import Runner
 from chairlift_worker.runner.batch import NOTHING_CARRIED
 from chairlift_worker.sampling import Sampler
+from chairlift_worker.speculation.policy import StepCosts
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import SwapCosts
 
 _GREEDY: Final = SampleSpec(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, index=0, logprob=False)
+# Tokens of the steps whose costs are measured, and how often each is run.
+_PROBE_SIZES: Final = (1, 2, 4, 8, 16, 32)
+_NUM_PROBES: Final = 5
 _PROBE_TOKENS: Final = 64  # length of the prompt by which the cost of computing is measured
 
 
@@ -55,7 +61,7 @@ class ModelExecutor:
     def measure_swap_costs(self) -> SwapCosts:
         """What computing a token of a prompt costs, and copying a sector; to be called before the first request."""
         layout = self._runner.cache.layout
-        num_tokens = min(_PROBE_TOKENS, *(group.sector_len for group in layout.groups))
+        num_tokens = min(_PROBE_TOKENS, self._probe_len)
         tokens = array("i", [0] * num_tokens)
         tables = tuple(array("i", [number]) for number in range(len(layout.groups)))
         row = RowPlan(uid=0, tokens=tokens, start=0, num_tokens=num_tokens, tables=tables, sample=_GREEDY)
@@ -64,6 +70,41 @@ class ModelExecutor:
         moves = Moves(outs=((0, 0),), ins=())
         copy_ns = min(_timed(lambda: self._mover.move(moves)) for _ in range(5))
         return SwapCosts(token_ns=forward_ns / num_tokens, sector_ns=copy_ns)
+
+    def measure_step_costs(self, *, max_tokens: int, max_rows: int) -> StepCosts:
+        """What steps of few tokens cost, up to these bounds; to be called before the first request.
+
+        They are steps with drafts: logits are computed at each token.
+        """
+        most = min(max_tokens, max_rows * self._probe_len)
+        sizes = [size for size in _PROBE_SIZES if size <= max(2, most)]
+        costs = [self._step_cost(size) for size in sizes]
+        return StepCosts(sizes=tuple(sizes), costs_ns=tuple(itertools.accumulate(costs, max)))
+
+    @property
+    def _probe_len(self) -> int:
+        """Tokens of a row that takes one sector of each group."""
+        return min(group.sector_len for group in self._runner.cache.layout.groups)
+
+    def _step_cost(self, num_tokens: int) -> float:
+        """Median of some steps: one that was held up is not what a step costs, nor is one that was lucky."""
+        tables = tuple(array("i", [number]) for number in range(len(self._runner.cache.layout.groups)))
+        count, rest = divmod(num_tokens, self._probe_len)
+        rows = tuple(
+            RowPlan(
+                uid=0,
+                tokens=array("i", [0]),
+                start=0,
+                num_tokens=size,
+                tables=tables,
+                sample=_GREEDY,
+                drafts=(0,) * (size - 1),
+            )
+            for size in [rest] * (rest > 0) + [self._probe_len] * count
+        )
+        plan = StepPlan(step=0, rows=rows)
+        times = [_timed(lambda: self._sampler.sample(self._runner.forward(plan), rows)) for _ in range(_NUM_PROBES)]
+        return statistics.median(times)
 
     def execute(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> StepResult:
         """The plan's result. Whatever the model raises passes through."""

@@ -136,6 +136,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     use_async_batching: Annotated[
         bool, Meta(description="plan the next step while one runs; on a CPU it gains little, steps compete for cores")
     ] = False
+    speculative: Annotated[
+        Literal["none", "ngram"],
+        Meta(
+            description="speculative decoding: ngram looks up in a request's own text what followed its last tokens "
+            "before, and checks several such tokens in a step where that pays; outputs stay what they are"
+        ),
+    ] = "none"
+    speculative_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=64)], Meta(description="tokens that speculation checks of a request in a step")
+    ] = 7
+    prompt_lookup_min: Annotated[
+        Annotated[int, Meta(ge=1, le=64)], Meta(description="last tokens that must be found again, at least")
+    ] = 2
+    prompt_lookup_max: Annotated[
+        Annotated[int, Meta(ge=1, le=64)], Meta(description="last tokens that are compared; the longest match counts")
+    ] = 4
     allow_block_sharing: Annotated[
         bool, Meta(description="prefix cache, for models whose layers are all full attention")
     ] = True

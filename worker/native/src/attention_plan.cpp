@@ -25,7 +25,7 @@ void AttentionPlan::make(const ChairliftAttentionStep& step, const ChairliftAtte
     const std::int32_t position = step.row_start[group.row] + group.first_query;
     group.first_key = first_visible(position, layer.window);
     group.last_key = position + group.num_queries;
-    const std::int32_t lines = group.num_queries * heads;
+    const std::int32_t lines = group.num_queries * group.num_heads;
     const bool whole = group.split == 0;
     group.num_splits = whole ? 1 : (group.last_key - 1) / group.split - group.first_key / group.split + 1;
     group.unfinished = group.num_splits;
@@ -44,11 +44,12 @@ void AttentionPlan::make(const ChairliftAttentionStep& step, const ChairliftAtte
       const std::int32_t split = single ? kSplit : (tokens <= tile ? kTileSplit : 0);
       const auto begin = static_cast<std::int32_t>(groups.size());
       for (std::int32_t query = (tokens - 1) / tile * tile; query >= 0; query -= tile) {
-        for (std::int32_t head = 0; head < layer.kv_heads; ++head) {
+        for (std::int32_t head = 0; head < (single ? 1 : layer.kv_heads); ++head) {
           add({.row = row,
                .first_query = query,
                .num_queries = std::min(tile, tokens - query),
                .kv_head = head,
+               .num_heads = single ? layer.heads : heads,
                .first_key = 0,
                .last_key = 0,
                .split = split,

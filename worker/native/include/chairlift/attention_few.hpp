@@ -1,4 +1,5 @@
-// One query token: its few heads against each key as dot products, keys and values read in place from the pages.
+// One query token: its heads against each key as dot products, keys and values read in place from the pages. All heads
+// go through a page together, so that memory is read in order.
 #pragma once
 
 #include "chairlift/attention_vector.hpp"
@@ -12,8 +13,9 @@ constexpr int kFewHeads = 6;  // heads at a time: what the registers hold
 constexpr int kFewHeads = 3;
 #endif
 constexpr int kKeys = 4;       // keys at a time
-constexpr int kValues = 64;    // values at a time: they stay in the first-level cache for all heads
-constexpr int kAhead = 24;     // keys or values that are fetched before they are needed
+constexpr int kValueBytes = 16384;  // of values at a time: they stay in the first-level cache for all heads
+constexpr int kAheadBytes = 32768;  // of keys or values that are fetched, into the second cache, before they are needed
+constexpr int kAhead = 96;          // the most keys or values of that
 constexpr int kScoreStride = kSplit + kMaxLanes;
 
 // Always inline: GCC takes a function of nothing but prefetches for one without effect, and drops calls of it.
@@ -21,7 +23,7 @@ template <class T>
 [[gnu::always_inline]] inline void prefetch(const T* from, int head_dim) {
   const auto* bytes = reinterpret_cast<const char*>(from);
   for (std::size_t at = 0; at < static_cast<std::size_t>(head_dim) * sizeof(T); at += 64) {
-    __builtin_prefetch(bytes + at);
+    __builtin_prefetch(bytes + at, 0, 2);
   }
 }
 
@@ -80,11 +82,10 @@ inline void dot(const T* const* keys, const float* query, const QueryTile& tile,
   }
 }
 
-// sums[h] += sum over n values of weights[h][i] * values[i], for kPairs times 2 * kLanes elements from d on. The values
-// after them are fetched meanwhile if asked for: once is enough for all heads.
+// sums[h] += sum over n values of weights[h][i] * values[i], for kPairs times 2 * kLanes elements from d on.
 template <int kHeads, int kPairs, class T, class Loader>
-inline void accumulate(const T* const* values, int d, int n, const float* weights, const QueryTile& tile, float* out,
-                       bool fetch, Loader loader) {
+inline void accumulate(const T* const* values, int offset, int d, int n, const float* weights, const QueryTile& tile, float* out,
+                       Loader loader) {
   constexpr int kStep = 2 * kLanes;
   Floats sums[kHeads][2 * kPairs];
 #pragma GCC unroll 8
@@ -95,8 +96,7 @@ inline void accumulate(const T* const* values, int d, int n, const float* weight
     }
   }
   for (int k = 0; k < n; ++k) {
-    const T* value = values[k] + d;
-    if (fetch) prefetch(values[k + kAhead], tile.head_dim);
+    const T* value = values[k] + offset + d;
     Floats weight[kHeads];
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
@@ -125,18 +125,19 @@ inline void accumulate(const T* const* values, int d, int n, const float* weight
   }
 }
 
+// Of the key-value head whose values begin `offset` elements into each of `values`.
 template <int kHeads, class T>
-inline void weigh(const T* const* values, int n, const float* weights, const QueryTile& tile, float* out, bool fetch) {
+inline void weigh(const T* const* values, int offset, int n, const float* weights, const QueryTile& tile, float* out) {
   constexpr int kStep = 2 * kLanes;
   int d = 0;
   for (; d + 2 * kStep <= tile.head_dim; d += 2 * kStep) {
-    accumulate<kHeads, 2>(values, d, n, weights, tile, out, fetch && d == 0, Whole{});
+    accumulate<kHeads, 2>(values, offset, d, n, weights, tile, out, Whole{});
   }
   for (; d + kStep <= tile.head_dim; d += kStep) {
-    accumulate<kHeads, 1>(values, d, n, weights, tile, out, fetch && d == 0, Whole{});
+    accumulate<kHeads, 1>(values, offset, d, n, weights, tile, out, Whole{});
   }
   if (d < tile.head_dim) {
-    accumulate<kHeads, 1>(values, d, n, weights, tile, out, fetch && d == 0, Rest{tile.head_dim - d});
+    accumulate<kHeads, 1>(values, offset, d, n, weights, tile, out, Rest{tile.head_dim - d});
   }
 }
 
@@ -194,9 +195,12 @@ template <class T>
 void attend_few(const QueryTile& tile, const KeySpan& span, const Partial& partial, float* scratch) {
   const T* at[2 * kSplit + kAhead + kKeys];
   const int n = span.last - span.first;
+  const int width = static_cast<int>(span.token_stride);  // elements of a token's keys of all heads
+  const int bytes = width * static_cast<int>(sizeof(T));
+  const int ahead = kAheadBytes / bytes < kAhead ? kAheadBytes / bytes + 1 : kAhead;
   find_all(span, n, at);
-  for (int i = 0; i < kAhead; ++i) {
-    prefetch(at[i], tile.head_dim);
+  for (int i = 0; i < ahead; ++i) {
+    prefetch(at[i], width);
   }
   float* scores = scratch;
   float* query = scratch + tile.lines * kScoreStride;
@@ -205,26 +209,34 @@ void attend_few(const QueryTile& tile, const KeySpan& span, const Partial& parti
   }
   for (int k = 0; k < n; k += kKeys) {
     for (int i = 0; i < kKeys; ++i) {
-      prefetch(at[k + kAhead + i], tile.head_dim);
+      prefetch(at[k + ahead + i], width);
     }
-    const T* keys[kKeys];
-    for (int i = 0; i < kKeys; ++i) {
-      keys[i] = at[k + i < n ? k + i : n - 1];  // the score of a key that is not there is never looked at
+    for (int first = 0, head = 0; first < tile.lines; first += tile.group, head += tile.head_dim) {
+      const T* keys[kKeys];
+      for (int i = 0; i < kKeys; ++i) {
+        keys[i] = at[k + i < n ? k + i : n - 1] + head;  // the score of a key that is not there is never looked at
+      }
+      for_heads(first, first + tile.group, [&]<int kHeads>(int line) {
+        dot<kHeads>(keys, query + line * tile.width, tile, scores + line * kScoreStride + k);
+      });
     }
-    for_heads(0, tile.lines, [&]<int kHeads>(int line) {
-      dot<kHeads>(keys, query + line * tile.width, tile, scores + line * kScoreStride + k);
-    });
   }
   for (int line = 0; line < tile.lines; ++line) {
     soften(scores + line * kScoreStride, n, tile, partial.highest + line, partial.total + line);
   }
   std::memset(partial.values, 0, static_cast<std::size_t>(tile.lines * tile.width) * sizeof(float));
-  for (int k = 0; k < n; k += kValues) {
-    const int count = n - k < kValues ? n - k : kValues;
-    for_heads(0, tile.lines, [&]<int kHeads>(int line) {
-      weigh<kHeads>(at + n + k, count, scores + line * kScoreStride + k, tile, partial.values + line * tile.width,
-                    line == 0);
-    });
+  const int step = kValueBytes / bytes < 4 ? 4 : kValueBytes / bytes;
+  for (int k = 0; k < n; k += step) {
+    const int count = n - k < step ? n - k : step;
+    for (int i = k + step; i < k + step + step && i < n; ++i) {
+      prefetch(at[n + i], width);
+    }
+    for (int first = 0, head = 0; first < tile.lines; first += tile.group, head += tile.head_dim) {
+      for_heads(first, first + tile.group, [&]<int kHeads>(int line) {
+        weigh<kHeads>(at + n + k, head, count, scores + line * kScoreStride + k, tile,
+                      partial.values + line * tile.width);
+      });
+    }
   }
   for (int line = 0; line < tile.lines; ++line) {
     unpair(static_cast<const T*>(nullptr), partial.values + line * tile.width, tile.width);

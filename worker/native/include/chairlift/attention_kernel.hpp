@@ -21,8 +21,8 @@ struct KeySpan {
   std::int32_t last;
 };
 
-// The queries that share a key-value head: `group` heads of each of some consecutive tokens. Line r is head r % group
-// of the token at position + r / group.
+// Many: the queries that share a key-value head, `group` heads of each of some consecutive tokens; line r is head
+// r % group of the token at position + r / group. Few: the queries of one token, `group` for each key-value head in turn.
 struct QueryTile {
   const float* query;  // few: (lines, width); many: (head_dim, columns); zeros beyond head_dim and lines
   std::int32_t lines;
@@ -56,7 +56,7 @@ struct AttentionKernels {
   MapFunction tanh;
 };
 
-constexpr std::int32_t kSplit = 256;  // context of a one-token row that is attended to in one piece
+constexpr std::int32_t kSplit = 128;  // context of a one-token row that is attended to in one piece
 constexpr std::int32_t kTile = 64;    // positions that a tile of queries meets at a time
 constexpr std::int32_t kMaxLanes = 16;
 

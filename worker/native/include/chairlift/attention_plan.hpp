@@ -8,12 +8,14 @@
 
 namespace chairlift {
 
-// The queries that share a key-value head, and their part of the context cut into splits.
+// Queries that meet the same keys, and their part of the context cut into splits: of a row with one token the queries of
+// all heads, so that each page is read in one go; of longer rows those of some tokens that share a key-value head.
 struct AttentionGroup {
   std::int32_t row;
   std::int32_t first_query;  // in the row
   std::int32_t num_queries;
-  std::int32_t kv_head;
+  std::int32_t kv_head;    // the first one
+  std::int32_t num_heads;  // query heads of each token
   std::int32_t first_key;
   std::int32_t last_key;  // exclusive
   std::int32_t split;     // positions in a piece; pieces are cut at its multiples

@@ -67,9 +67,9 @@ class AttentionRun {
   bool is_small() const {
     std::int64_t work = 0;
     for (const auto& group : plan_.groups) {
-      work += std::int64_t{group.last_key - group.first_key} * group.num_queries;
+      work += std::int64_t{group.last_key - group.first_key} * group.num_queries * group.num_heads;
     }
-    return work * heads_ * layer_.head_dim < kSerialWork;
+    return work * layer_.head_dim < kSerialWork;
   }
 
   // What each thread does; it returns when nothing is left to take, though others may still be at work. Writes are taken
@@ -101,7 +101,7 @@ class AttentionRun {
   }
   std::int64_t scratch_floats() const {
     return query_floats() + partial_floats(plan_.most_lines, width_) +
-           std::max(few_scratch(heads_, width_), many_scratch(columns(plan_.most_lines), width_));
+           std::max(few_scratch(layer_.heads, width_), many_scratch(columns(plan_.most_lines), width_));
   }
 
   void write(std::int32_t first, std::int32_t last) {
@@ -131,15 +131,15 @@ class AttentionRun {
 
   // The address of a query head of a token in `tensor`.
   std::byte* head_of(const ChairliftAttentionTensor& tensor, const AttentionGroup& group, std::int32_t line) const {
-    const std::int64_t token = step_.row_first[group.row] + group.first_query + line / heads_;
-    const std::int64_t head = group.kv_head * heads_ + line % heads_;
+    const std::int64_t token = step_.row_first[group.row] + group.first_query + line / group.num_heads;
+    const std::int64_t head = group.kv_head * heads_ + line % group.num_heads;
     auto* data = static_cast<std::byte*>(const_cast<void*>(tensor.data));
     return data + (token * tensor.token_stride + head * tensor.head_stride) * kBytes[layer_.io_type];
   }
 
   void attend(AttentionPiece piece, float* memory) {
     AttentionGroup& group = plan_.groups[static_cast<std::size_t>(piece.group)];
-    const std::int32_t lines = group.num_queries * heads_;
+    const std::int32_t lines = group.num_queries * group.num_heads;
     const bool few = step_.row_first[group.row + 1] - step_.row_first[group.row] == 1;
     float* query = memory;
     float* own = query + query_floats();
@@ -207,7 +207,7 @@ class AttentionRun {
   void put_together(const AttentionGroup& group, std::int32_t lines, float* first, float* line) {
     for (std::int32_t r = 0; r < lines; ++r) {
       const float sink = layer_.sinks == nullptr ? -std::numeric_limits<float>::infinity()
-                                                 : layer_.sinks[group.kv_head * heads_ + r % heads_];
+                                                 : layer_.sinks[group.kv_head * heads_ + r % group.num_heads];
       float highest = sink;
       for (std::int32_t split = 0; split < group.num_splits; ++split) {
         highest = std::max(highest, partial_at(first, lines, split).highest[r]);

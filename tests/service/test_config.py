@@ -59,7 +59,7 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "use_cuda_graph": True, "q_padding_interval_size": 32, "kv_padding_interval_size": 128,
         "model_impl": "transformers", "quantization": "int8", "cpu_isa": "avx2",
         "speculative": "ngram", "speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 5,
-        "default_compile_level": 2, "varlen_compile_config": "mode=default,dynamic=true",
+        "max_step_stretch": 3.0, "default_compile_level": 2, "varlen_compile_config": "mode=default,dynamic=true",
         "decode_compile_config": '{"backend": "eager"}',
     }  # fmt: skip
     names = {*ServiceSettings.__struct_fields__, *WorkerSettings.__struct_fields__}

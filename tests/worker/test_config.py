@@ -78,6 +78,15 @@ def test_requests_per_batch_are_clamped_to_tokens_and_pages() -> None:
     assert "100 lowered" in reason(config, "max_requests_per_batch")
 
 
+def test_how_long_prompts_may_make_a_step_depends_on_the_scheduler_unless_set() -> None:
+    assert resolved().max_step_stretch == 4.0
+    assert resolved(scheduler_type="prefill_first").max_step_stretch == 0.0
+    assert resolved(scheduler_type="prefill_first", max_step_stretch=2.5).max_step_stretch == 2.5
+    assert resolved(max_step_stretch=0.0).max_step_stretch == 0.0
+    with pytest.raises(SettingError, match="max_step_stretch = 0.5"):
+        resolved(max_step_stretch=0.5)
+
+
 def test_the_safety_margin_depends_on_the_scheduler_unless_set() -> None:
     assert resolved().safety_margin == 0.15
     assert resolved(scheduler_type="prefill_first").safety_margin == 0.0

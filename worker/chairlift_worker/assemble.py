@@ -26,6 +26,7 @@ from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.model.loader import load_model
 from chairlift_worker.model.weights import LiveWeights
+from chairlift_worker.pace import Pace
 from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.roster import Roster
 from chairlift_worker.runner import Forward, Runner
@@ -117,6 +118,7 @@ def _scheduler(config: WorkerConfig, roster: Roster, executor: ModelExecutor) ->
         max_requests_per_batch=config.max_requests_per_batch,
         scheduler_type=config.scheduler_type,
         safety_margin=config.safety_margin,
+        pace=_pace(config, executor),
     )
     if config.drafts is None:
         return Scheduler(limits=limits, roster=roster)
@@ -124,6 +126,20 @@ def _scheduler(config: WorkerConfig, roster: Roster, executor: ModelExecutor) ->
     in_ms = {size: round(cost / 1e6, 2) for size, cost in zip(costs.sizes, costs.costs_ns, strict=True)}
     _log.info("step costs by tokens", milliseconds=in_ms)
     return Scheduler(limits=limits, roster=roster, speculator=Speculator(limits=config.drafts, costs=costs))
+
+
+def _pace(config: WorkerConfig, executor: ModelExecutor) -> Pace | None:
+    if not config.max_step_stretch:
+        return None
+    pace = executor.measure_pace(
+        max_tokens=config.max_batch_tokens,
+        max_rows=config.max_requests_per_batch,
+        max_stretch=config.max_step_stretch,
+    )
+    if pace is not None:
+        beside = {number: pace.prompt_tokens(number) for number in (1, 8, 32)}
+        _log.info("prompt tokens in a step beside generating requests", tokens_by_requests=beside)
+    return pace
 
 
 def _facts(model: LoadedModel) -> ModelFacts:

@@ -17,6 +17,7 @@ from chairlift_worker.pass_config import PassConfig, resolve_passes
 from chairlift_worker.setting_log import SettingError, SettingLog
 from chairlift_worker.speculation.speculator import DraftLimits
 from chairlift_worker.speculation_choice import resolve_speculation
+from chairlift_worker.step_choice import choose_chunk, choose_margin, choose_stretch
 from chairlift_worker.swap.sizing import size_pool
 
 CPU_PAGE_SIZE: Final = 16
@@ -25,7 +26,6 @@ MIN_AUTO_BATCH_TOKENS: Final = 256
 MAX_REQUESTS: Final = 1024
 MEMORY_PERCENT: Final = 0.8
 CPU_CACHE_BYTES: Final = 4 << 30
-FIFO_MARGIN: Final = 0.15
 
 
 T = TypeVar("T")
@@ -59,6 +59,7 @@ class WorkerConfig:
     max_blocks_per_request: int  # 0: no decode fast path
     scheduler_type: Literal["fifo", "prefill_first"]
     safety_margin: float
+    max_step_stretch: float  # 0: prompts take what there is
     allow_block_sharing: bool
     num_threads: int
     num_swap_blocks: int  # sectors that the swap pool holds
@@ -75,7 +76,6 @@ class WorkerConfig:
 def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, cores: int) -> WorkerConfig:
     """Fills in what is open. Raises SettingError where what was asked cannot be."""
     log = SettingLog()
-    given = "as set"
     _note_model(settings, model, log)
     backend = log.choice("attn_implementation", _backend(settings, model))
     page_size = _given_or(
@@ -86,18 +86,18 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     )
     budget = int(memory.num_bytes * percent)
     max_batch_tokens = _max_batch_tokens(settings, log, model, budget)
-    chunk = log.note("max_prefill_chunk", *_clamped(settings.max_prefill_chunk, max_batch_tokens))
+    chunk = log.choice("max_prefill_chunk", choose_chunk(settings.max_prefill_chunk, max_batch_tokens=max_batch_tokens))
     layout = make_layout(model.layers, page_size=page_size)
     room = _Room(layout=layout, free=memory, budget=budget, max_batch_tokens=max_batch_tokens, chunk=chunk)
     num_blocks = _num_blocks(settings, log, model, room)
     max_requests = _max_requests(settings, log, max_batch_tokens, num_blocks // len(layout.groups))
     max_blocks = log.choice("max_blocks_per_request", _max_blocks(settings, backend, layout, model.context_len))
-    margin = log.note("safety_margin", *_safety_margin(settings))
+    margin = log.choice("safety_margin", choose_margin(settings.safety_margin, settings.scheduler_type))
+    stretch = log.choice("max_step_stretch", _stretch(settings))
     passes = resolve_passes(settings, log, backend=backend, has_fast_path=max_blocks > 0)
     impl = _impl(settings, log, model, backend, passes)
     sharing = log.choice("allow_block_sharing", choose_sharing(settings.allow_block_sharing, layout=layout))
-    threads = (settings.num_threads, given) if settings.num_threads else (cores, "all cores of this process")
-    log.note("num_threads", *threads)
+    threads = log.choice("num_threads", _threads(settings, cores))
     num_swap_blocks = _num_swap_blocks(settings, log, memory, num_blocks, layout.sector_elements * model.item_bytes)
     drafts = resolve_speculation(settings, log)
     _note_plain(settings, log)
@@ -111,8 +111,9 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
         max_blocks_per_request=max_blocks,
         scheduler_type=settings.scheduler_type,
         safety_margin=margin,
+        max_step_stretch=stretch,
         allow_block_sharing=sharing,
-        num_threads=threads[0],
+        num_threads=threads,
         num_swap_blocks=num_swap_blocks,
         use_async_batching=settings.use_async_batching,
         drafts=drafts,
@@ -122,6 +123,19 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
         cache_len=layout.capacity(num_sectors=num_blocks, step_len=chunk, limit=model.context_len),
         settings=tuple(log.entries),
         warnings=tuple(log.warnings),
+    )
+
+
+def _stretch(settings: WorkerSettings) -> Chosen[float]:
+    try:
+        return choose_stretch(settings.max_step_stretch, settings.scheduler_type)
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+
+
+def _threads(settings: WorkerSettings, cores: int) -> Chosen[int]:
+    return (
+        Chosen(settings.num_threads, "as set") if settings.num_threads else Chosen(cores, "all cores of this process")
     )
 
 
@@ -271,19 +285,3 @@ def _max_requests(settings: WorkerSettings, log: SettingLog, max_batch_tokens: i
     else:
         reason = "as set" if settings.max_requests_per_batch else "default"
     return log.note("max_requests_per_batch", value, reason)
-
-
-def _clamped(chunk: int | None, max_batch_tokens: int) -> tuple[int, str]:
-    if chunk is None:
-        return max_batch_tokens, "default: max_batch_tokens"
-    if chunk > max_batch_tokens:
-        return max_batch_tokens, f"{chunk} lowered to max_batch_tokens"
-    return chunk, "as set"
-
-
-def _safety_margin(settings: WorkerSettings) -> tuple[float, str]:
-    if settings.safety_margin is not None:
-        return settings.safety_margin, "as set"
-    if settings.scheduler_type == "fifo":
-        return FIFO_MARGIN, "default of fifo"
-    return 0.0, "default of prefill_first"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift_worker.faults import Faults
+from chairlift_worker.pace import Pace, pace_of
 from chairlift_worker.plan import Moves, RowPlan, SampleSpec, StepPlan, StepResult
 from chairlift_worker.runner import Runner
 from chairlift_worker.runner.batch import NOTHING_CARRIED
@@ -23,6 +24,7 @@ _GREEDY: Final = SampleSpec(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed
 # Tokens of the steps whose costs are measured, and how often each is run.
 _PROBE_SIZES: Final = (1, 2, 4, 8, 16, 32)
 _NUM_PROBES: Final = 5
+_PACE_TOKENS: Final = 128  # of the larger step by which the pace is measured
 _PROBE_TOKENS: Final = 64  # length of the prompt by which the cost of computing is measured
 
 
@@ -78,16 +80,34 @@ class ModelExecutor:
         """
         most = min(max_tokens, max_rows * self._probe_len)
         sizes = [size for size in _PROBE_SIZES if size <= max(2, most)]
-        costs = [self._step_cost(size) for size in sizes]
+        # By turns, so that a machine that gets slower or faster meanwhile does so for all sizes.
+        rounds = [[self._time_step(size) for size in sizes] for _ in range(_NUM_PROBES)]
+        costs = [statistics.median(times) for times in zip(*rounds, strict=True)]
         return StepCosts(sizes=tuple(sizes), costs_ns=tuple(itertools.accumulate(costs, max)))
+
+    def measure_pace(self, *, max_tokens: int, max_rows: int, max_stretch: float) -> Pace | None:
+        """What steps cost, up to these bounds; None where they have one token. To be called before the first request."""
+        length = min(self._probe_len, max_tokens)
+        rows = max(1, min(_PACE_TOKENS // length, max_rows, max_tokens // length))
+        if length * rows < 2:
+            return None
+        one, many = (min(self._time_prompts(*size) for _ in range(_NUM_PROBES)) for size in ((1, 1), (rows, length)))
+        return pace_of(one_token_ns=one, many_tokens_ns=many, num_tokens=rows * length, max_stretch=max_stretch)
+
+    def _time_prompts(self, num_rows: int, length: int) -> int:
+        """A step of so many beginnings of prompts, all in the same pages."""
+        tables = tuple(array("i", [number]) for number in range(len(self._runner.cache.layout.groups)))
+        tokens = array("i", [0] * length)
+        row = RowPlan(uid=0, tokens=tokens, start=0, num_tokens=length, tables=tables, sample=_GREEDY)
+        plan = StepPlan(step=0, rows=(row,) * num_rows)
+        return _timed(lambda: self._runner.forward(plan))
 
     @property
     def _probe_len(self) -> int:
         """Tokens of a row that takes one sector of each group."""
         return min(group.sector_len for group in self._runner.cache.layout.groups)
 
-    def _step_cost(self, num_tokens: int) -> float:
-        """Median of some steps: one that was held up is not what a step costs, nor is one that was lucky."""
+    def _time_step(self, num_tokens: int) -> int:
         tables = tuple(array("i", [number]) for number in range(len(self._runner.cache.layout.groups)))
         count, rest = divmod(num_tokens, self._probe_len)
         rows = tuple(
@@ -103,8 +123,7 @@ class ModelExecutor:
             for size in [rest] * (rest > 0) + [self._probe_len] * count
         )
         plan = StepPlan(step=0, rows=rows)
-        times = [_timed(lambda: self._sampler.sample(self._runner.forward(plan), rows)) for _ in range(_NUM_PROBES)]
-        return statistics.median(times)
+        return _timed(lambda: self._sampler.sample(self._runner.forward(plan), rows))
 
     def execute(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> StepResult:
         """The plan's result. Whatever the model raises passes through."""

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from chairlift_worker.ipc.messages import EndingReason
+from chairlift_worker.pace import Pace
 from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, StepPlan, StepResult
 from chairlift_worker.request import Request, RequestState
 from chairlift_worker.roster import Roster
@@ -34,6 +35,7 @@ class StepLimits:
     max_requests_per_batch: int  # at most max_batch_tokens, so that every active request can get a token
     scheduler_type: Literal["fifo", "prefill_first"]
     safety_margin: float
+    pace: Pace | None = None  # bounds prompts in steps of generating requests; None: nothing does
 
 
 class Scheduler:
@@ -46,10 +48,12 @@ class Scheduler:
         self._roster = roster
         self._memory = roster.memory
         self._step = 0
+        self._prompt_room = 0  # tokens that prompts may still have in the step that is being planned
 
     def plan(self, now_ns: int) -> StepPlan | None:
         """The next step; None if there is nothing to compute. Reserves the pages that it names."""
         rows: dict[int, RowPlan] = {}
+        self._prompt_room = self._find_prompt_room()
         self._plan_active(rows, now_ns)
         self._plan_waiting(rows, now_ns)
         if not rows:
@@ -128,7 +132,7 @@ class Scheduler:
                 continue
             end = request.planned + num_tokens
             if end <= request.table.room or self._make_room(request, end, rows, now_ns):
-                rows[request.uid] = _take_row(request, num_tokens)
+                rows[request.uid] = self._take_row(request, num_tokens)
                 budget -= num_tokens
 
     def _plan_waiting(self, rows: dict[int, RowPlan], now_ns: int) -> None:
@@ -142,7 +146,12 @@ class Scheduler:
         if not budget or not roster.waiting or len(roster.active) >= self._limits.max_requests_per_batch:
             return
         owed = self._memory.demand(roster.active.values(), self._limits.max_prefill_chunk)
-        while budget and len(roster.active) < self._limits.max_requests_per_batch and len(held) < MAX_HELD:
+        while (
+            budget
+            and self._prompt_room
+            and len(roster.active) < self._limits.max_requests_per_batch
+            and len(held) < MAX_HELD
+        ):
             request = roster.waiting.first()
             if request is None or self._is_scarce():
                 break
@@ -158,7 +167,7 @@ class Scheduler:
             if not self._memory.grow(request, request.planned + num_tokens):
                 raise RuntimeError("the cache has less room than was counted")
             owed += self._memory.demand((request,), self._limits.max_prefill_chunk)
-            rows[request.uid] = _take_row(request, num_tokens)
+            rows[request.uid] = self._take_row(request, num_tokens)
             budget -= num_tokens
         for request in held:
             roster.waiting.push(request)
@@ -199,7 +208,21 @@ class Scheduler:
         num_tokens = expected - request.planned
         if num_tokens == 1 and budget:  # most rows of most steps
             return 1
-        return min(num_tokens, budget, self._limits.max_prefill_chunk)
+        return min(num_tokens, budget, self._limits.max_prefill_chunk, self._prompt_room)
+
+    def _find_prompt_room(self) -> int:
+        """Tokens that prompts may have in this step: so few that generating requests get their tokens in time."""
+        pace = self._limits.pace
+        if pace is None:
+            return self._limits.max_batch_tokens
+        decoding = RequestState.DECODING
+        num_decoding = sum(request.state is decoding for request in self._roster.active.values())
+        return pace.prompt_tokens(num_decoding) if num_decoding else self._limits.max_batch_tokens
+
+    def _take_row(self, request: Request, num_tokens: int) -> RowPlan:
+        if num_tokens > 1:
+            self._prompt_room -= num_tokens
+        return _row_of(request, num_tokens)
 
     def _is_scarce(self) -> bool:
         """Whether so little is free that only what is active goes on."""
@@ -237,12 +260,12 @@ class Scheduler:
 
 
 def _give_row_back(request: Request, row: RowPlan) -> None:
-    """Undoes `_take_row`: the step will not have this row."""
+    """Undoes `_row_of`: the step will not have this row."""
     request.planned = row.start
     request.pending -= row.sample is not None
 
 
-def _take_row(request: Request, num_tokens: int) -> RowPlan:
+def _row_of(request: Request, num_tokens: int) -> RowPlan:
     """The request's share of a step: its next num_tokens tokens."""
     sampling = request.params.sampling
     spec = None

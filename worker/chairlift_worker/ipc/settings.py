@@ -87,6 +87,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Literal["fifo", "prefill_first"],
         Meta(description="fifo: decoding, then part-way prompts, then waiting; prefill_first: part-way prompts first"),
     ] = "fifo"
+    max_step_stretch: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(
+            description="while requests generate, prompts get so few tokens of a step that it takes about so many "
+            "times as long as one without them at most, at least 1; 0: no bound; unset: 4 for fifo, none for prefill_first"
+        ),
+    ] = None
     safety_margin: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(description="below this share of free cache no new request is started; 0 turns it off"),

@@ -1,0 +1,32 @@
+"""How many tokens of prompts a step may take in without holding up requests that are generating.
+
+A step costs a fixed part, reading the weights, and a part for each token: both are measured when the worker warms up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+# However slow the machine is: fewer tokens would read all weights for next to nothing.
+LEAST_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What steps cost: step_ns + tokens * token_ns, about; and how much longer than usual one may take."""
+
+    step_ns: float
+    token_ns: float
+    max_stretch: float  # at least 1
+
+    def prompt_tokens(self, num_decoding: int) -> int:
+        """Tokens of prompts that may join a step of so many generating requests, at least 1."""
+        usual_ns = self.step_ns + num_decoding * self.token_ns
+        return max(LEAST_TOKENS, int((self.max_stretch - 1) * usual_ns / self.token_ns))
+
+
+def pace_of(*, one_token_ns: float, many_tokens_ns: float, num_tokens: int, max_stretch: float) -> Pace:
+    """The pace by the costs of two steps: one of one token, one of num_tokens (at least 2)."""
+    token_ns = max(1.0, (many_tokens_ns - one_token_ns) / (num_tokens - 1))
+    return Pace(step_ns=max(0.0, one_token_ns - token_ns), token_ns=token_ns, max_stretch=max_stretch)

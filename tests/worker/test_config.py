@@ -83,7 +83,7 @@ def test_how_long_prompts_may_make_a_step_depends_on_the_scheduler_unless_set() 
     assert resolved(scheduler_type="prefill_first").max_step_stretch == 0.0
     assert resolved(scheduler_type="prefill_first", max_step_stretch=2.5).max_step_stretch == 2.5
     assert resolved(max_step_stretch=0.0).max_step_stretch == 0.0
-    with pytest.raises(SettingError, match="max_step_stretch = 0.5"):
+    with pytest.raises(SettingError, match=r"max_step_stretch = 0\.5"):
         resolved(max_step_stretch=0.5)
 
 

@@ -45,7 +45,14 @@ def all_seen() -> Iterator[Counter[str]]:
     print(dict(seen))
     if seen["workloads"] >= USUAL:
         kinds = {"swapped", "recomputed", "cancelled", "expired", "stopped", "sampled", "carried", "sharing"}
-        kinds |= {"cached tokens", "evicted though any two fit", "steps on the fast path", "graphs"}
+        kinds |= {
+            "drafts that held",
+            "drafts that did not",
+            "cached tokens",
+            "evicted though any two fit",
+            "steps on the fast path",
+            "graphs",
+        }
         assert not [name for name in kinds if seen[name] < 5]
 
 
@@ -68,7 +75,7 @@ def test_each_request_of_any_workload_gets_what_it_would_get_alone(
     )
     @given(workloads(model=model, name=kind, num_jobs=2000 if asked else 16))
     def every(workload: Workload) -> None:
-        rig = play(workload, model)
+        rig = play(workload, model, lambda job: solo.run(job).ids)
         for uid, job in enumerate(workload.jobs, start=1):
             solo.expect(job, rig.outcomes[uid], what=f"{kind}, request {uid}")
         check_endings(workload, rig)
@@ -126,11 +133,14 @@ def check_counters(workload: Workload, rig: Rig) -> None:
         (1 + end.preemptions) * (len(job.prompt) + len(outcomes[uid].ids) + depth)
         for (uid, job), end in zip(enumerate(workload.jobs, start=1), endings, strict=True)
     )
-    assert counters.computed_tokens <= bound, "more was computed than every eviction can explain"
+    taken_back = counters.draft_tokens - counters.accepted_draft_tokens
+    assert counters.draft_tokens == sum(len(row.drafts) for plan in rig.executor.plans for row in plan.rows)
+    assert 0 <= counters.accepted_draft_tokens <= counters.draft_tokens
+    assert counters.computed_tokens - taken_back <= bound, "more was computed than every eviction can explain"
     if depth == 1 and all(end.reason in NEVER_CUT_SHORT and not end.preemptions for end in endings):
         needed = sum(len(job.prompt) + len(outcomes[uid].ids) - 1 for uid, job in enumerate(workload.jobs, start=1))
         cached = sum(end.cached_tokens for end in endings)
-        assert counters.computed_tokens == needed - cached, "each token once"
+        assert counters.computed_tokens - taken_back == needed - cached, "each token once"
         assert counters.prompt_tokens == sum(len(job.prompt) for job in workload.jobs)
         assert counters.cached_prompt_tokens == cached
     assert sum(isinstance(answer, FlushedMsg) for answer in rig.answers) == len(workload.flushes)
@@ -166,6 +176,8 @@ def note(seen: Counter[str], workload: Workload, rig: Rig) -> None:
     seen["graphs"] += rig.num_graphs
     seen["steps on the fast path"] += rig.runner.steps_by_path["decode"]
     seen["carried"] += sum(row.carry for plan in rig.executor.plans for row in plan.rows)
+    seen["drafts that held"] += counters.accepted_draft_tokens
+    seen["drafts that did not"] += counters.draft_tokens - counters.accepted_draft_tokens
     seen["sharing"] += shape.sharing
     seen["evicted though any two fit"] += workload.fits_pairwise(rig.layout) and any(end.preemptions for end in endings)
     for end in endings:

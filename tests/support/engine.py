@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from chairlift_worker.control import Control
 from chairlift_worker.engine import Engine
@@ -38,11 +39,14 @@ from chairlift_worker.plan import StepPlan, StepResult
 from chairlift_worker.roster import Roster
 from chairlift_worker.runner.replay import GraphForward
 from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.speculation.policy import ALWAYS_DRAFT, StepCosts
+from chairlift_worker.speculation.speculator import DraftLimits, Speculator
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import ALWAYS_SWAP, SwapCosts
 from chairlift_worker.swap.pool import SwapPool
 from chairlift_worker.swap.space import SwapSpace
 
+from support.foresight import Seer
 from support.runners import PLAIN, module_runner
 
 LIMITS = StepLimits(
@@ -70,6 +74,9 @@ class Shape:
     max_blocks_per_request: int = 0  # of the decode fast path; 0 is off
     limits: StepLimits = LIMITS
     passes: PassConfig = PLAIN
+    drafts: DraftLimits | None = None
+    draft_costs: StepCosts = ALWAYS_DRAFT
+    foresight: bool = False  # drafts come from what is known of the outputs, not from looking up
 
     def layout(self, model: LoadedModel) -> CacheLayout:
         return make_layout(model.layers, page_size=self.page_size)
@@ -141,7 +148,10 @@ class NoWeights:
 class Rig:
     """An engine and what it told of each request. Time is counted in turns."""
 
-    def __init__(self, model: LoadedModel, shape: Shape) -> None:
+    def __init__(
+        self, model: LoadedModel, shape: Shape, texts: Mapping[int, Sequence[int]] = MappingProxyType({})
+    ) -> None:
+        """`texts` has prompts and outputs by uid, for a shape with foresight."""
         self.shape = shape
         self.layout = shape.layout(model)
         self.runner = module_runner(
@@ -165,7 +175,11 @@ class Rig:
         self.engine = Engine(
             channel=self.channel,
             roster=self.roster,
-            scheduler=Scheduler(limits=shape.limits, roster=self.roster),
+            scheduler=Scheduler(
+                limits=shape.limits,
+                roster=self.roster,
+                speculator=_speculator(shape, texts),
+            ),
             pipeline=self.pipeline,
             control=Control(roster=self.roster, weights=NoWeights()),
             clock=lambda: self.now,
@@ -240,3 +254,11 @@ class Rig:
         for ending in message.endings:
             assert self.outcomes[ending.uid].ending is None, "two endings"
             self.outcomes[ending.uid].ending = ending
+
+
+def _speculator(shape: Shape, texts: Mapping[int, Sequence[int]]) -> Speculator | None:
+    if shape.drafts is None:
+        return None
+    if shape.foresight:
+        return Seer(limits=shape.drafts, costs=shape.draft_costs, texts=texts)
+    return Speculator(limits=shape.drafts, costs=shape.draft_costs)

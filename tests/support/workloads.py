@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,6 +14,8 @@ from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.pass_config import PassConfig
 from chairlift_worker.scheduler import StepLimits
+from chairlift_worker.speculation.policy import ALWAYS_DRAFT, StepCosts
+from chairlift_worker.speculation.speculator import DraftLimits
 from chairlift_worker.swap.policy import ALWAYS_SWAP, NEVER_SWAP, SwapCosts
 from hypothesis import strategies as st
 
@@ -23,6 +25,7 @@ from support.runners import PLAIN
 VOCAB: Final = (4, 383)  # ids that are no special tokens, of all tiny models
 PREFIX_LEN: Final = 48
 LAST_TICK: Final = 40  # of arrivals, cancellations and deadlines' beginnings
+FEW_TOKENS_ARE_CHEAP: Final = StepCosts(sizes=(1, 8, 16), costs_ns=(10.0, 12.0, 24.0))
 GREEDY: Final = SamplingMsg(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
@@ -83,9 +86,12 @@ class Workload:
         return sum(peaks[-2:]) <= self.shape.num_sectors
 
 
-def play(workload: Workload, model: LoadedModel) -> Rig:
-    """Runs a workload to its end. Request number n, from 1 on, is jobs[n - 1]."""
-    rig = Rig(model, workload.shape)
+def play(workload: Workload, model: LoadedModel, alone: Callable[[Job], Sequence[int]]) -> Rig:
+    """Runs a workload to its end. Request number n, from 1 on, is jobs[n - 1]; `alone` gives a job's whole output."""
+    texts = {}
+    if workload.shape.drafts and workload.shape.foresight:
+        texts = {uid: [*job.prompt, *alone(job.alone())] for uid, job in enumerate(workload.jobs, start=1)}
+    rig = Rig(model, workload.shape, texts)
     horizon = max([0, *workload.flushes, *(job.arrives + (job.cancelled or 0) for job in workload.jobs)])
     tick = 0
     try:
@@ -134,7 +140,9 @@ def random_job(seed: int, *, longest: int, crowd: bool) -> Job:
     prompt_len = generator.randint(1, longest // 3 if crowd else longest - 1)
     shared = generator.choice([0, 0, 8, 16, 17, PREFIX_LEN])
     prefix = generator.choice(PREFIXES)[: min(shared, prompt_len)]
-    tail = random_ids(prompt_len - len(prefix), generator.randint(0, 3))
+    tail_len, period = prompt_len - len(prefix), generator.choice([0, 1, 3, 7])
+    phrase = random_ids(period or tail_len, generator.randint(0, 3))
+    tail = (phrase * (tail_len + 1))[:tail_len]
     most = longest - prompt_len + 1
     impatience = 0.05 if crowd else 0.2
     return Job(
@@ -169,6 +177,8 @@ def random_shape(generator: random.Random, jobs: Sequence[Job], model: LoadedMod
     least, enough = max(needed), sum(needed)
     backend = generator.choice(["native", "native", "sdpa"])
     fast_path = backend == "native" and not model.has_sliding_layers
+    depth = generator.choice([1, 2])
+    drafts = generator.choice([None, DraftLimits(num_tokens=generator.choice([1, 3, 7]), min_len=1, max_len=3)])
     graphs = [PLAIN, PLAIN, captured(varlen=True, decode=True), captured(varlen=not fast_path, decode=True)]
     return Shape(
         num_sectors=generator.choice([least, least + 1, 2 * least, 2 * least, (least + enough) // 2, enough + 4]),
@@ -176,11 +186,14 @@ def random_shape(generator: random.Random, jobs: Sequence[Job], model: LoadedMod
         sharing=layout.is_uniform and generator.random() < 0.5,
         swap_slots=generator.choice([10 * enough, 10 * enough, least, 1, 0]),
         costs=generator.choice([ALWAYS_SWAP, ALWAYS_SWAP, by_cost(layout), by_cost(layout), NEVER_SWAP]),
-        depth=generator.choice([1, 2]),
+        depth=depth,
         backend=backend,
         max_blocks_per_request=generator.choice([0, 4, 64]) if fast_path else 0,
         limits=limits,
         passes=generator.choice(graphs) if backend == "native" else PLAIN,
+        drafts=drafts if depth == 1 else None,
+        foresight=generator.random() < 0.6,
+        draft_costs=generator.choice([ALWAYS_DRAFT, ALWAYS_DRAFT, FEW_TOKENS_ARE_CHEAP]),
     )
 
 

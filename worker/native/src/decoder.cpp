@@ -77,6 +77,20 @@ bool has_tables(const ChairliftDecoder& decoder, const ChairliftDecoderStep& ste
   return true;
 }
 
+constexpr std::int64_t kSerialWork = 1 << 21;  // multiplications under which waking other threads costs more
+
+std::int64_t size_of(const ChairliftMatrix& matrix) { return std::int64_t{matrix.outputs} * matrix.inputs; }
+
+// Multiplications of a pass, those of the attention left out.
+std::int64_t work_of(const ChairliftDecoder& decoder, const ChairliftDecoderStep& step) {
+  std::int64_t each = 0;
+  for (std::int32_t i = 0; i < decoder.num_layers; ++i) {
+    const ChairliftDecoderLayer& layer = decoder.layers[i];
+    each += size_of(layer.qkv) + size_of(layer.out) + size_of(layer.gate_up) + size_of(layer.down);
+  }
+  return each * step.num_tokens + size_of(decoder.head) * step.num_sampled;
+}
+
 }  // namespace
 
 CHAIRLIFT_API std::int32_t chairlift_decode(const ChairliftDecoder* decoder, const ChairliftDecoderStep* step) try {
@@ -88,7 +102,7 @@ CHAIRLIFT_API std::int32_t chairlift_decode(const ChairliftDecoder* decoder, con
   if (!has_tables(*decoder, *step)) return kChairliftDecoderBadTable;
   DecoderRun run(*decoder, *step, *kernels, *attention, memory);
   parallel_region(
-      step->num_threads, [](void* all) { static_cast<DecoderRun*>(all)->work(region_threads()); }, &run);
+      work_of(*decoder, *step) < kSerialWork ? 1 : step->num_threads, [](void* all) { static_cast<DecoderRun*>(all)->work(region_threads()); }, &run);
   return kChairliftDecoderOk;
 } catch (const std::bad_alloc&) {
   return kChairliftDecoderNoMemory;

@@ -1,6 +1,6 @@
 """The service's CPU time a token, beside a bare grpc.aio stream of the same messages at the same pace.
 
-usage: PYTHONPATH=tests service_cost.py [--streams 1 16 64] [--tokens 300] [--step-ms 30] [--json FILE]
+usage: PYTHONPATH=tests service_cost.py [--streams 1 16 64] [--tokens 300] [--step-ms 30] [--metrics] [--json FILE]
 
 Both servers run in a process of their own, behind a Unix socket, and are read by the same client. The worker is the
 tests' fake one, which sends a token for each stream every step: what is measured is the service alone. CPU time is
@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--step-ms", type=float, default=30.0)
+    parser.add_argument("--metrics", action="store_true", help="with the service's metrics on; nobody scrapes them")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -118,6 +119,7 @@ def main() -> None:
         script = {"tokenizer_dir": folder, "step_s": args.step_ms / 1000}
         address, bare_address = f"unix:{folder}/s", f"unix:{folder}/b"
         service = [*COMMAND_LINE, "--model", "fake", "--listen", address]
+        service += ["--metrics-listen", f"unix:{folder}/m"] if args.metrics else []
         bare = [sys.executable, __file__, "--bare", bare_address, *("--tokens", str(args.tokens))]
         bare += ["--step-ms", str(args.step_ms)]
         with running(service, {"FAKE_WORKER": json.dumps(script)}) as ours, running(bare, {}) as theirs:

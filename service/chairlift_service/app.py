@@ -130,6 +130,7 @@ class App:
         """Ends calls, servers and worker, in this order, and takes away what they used. Safe after any failure."""
         core = self._core
         core.registry.fail_all(ServiceError(Reason.SHUTTING_DOWN, "the service ends"))
+        core.statistics.ended.set()
         for health in (core.main_health, core.admin_health):
             health.close()
         cut = self._signals.second.is_set()

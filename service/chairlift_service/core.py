@@ -11,6 +11,7 @@ from chairlift_service.config import Configuration
 from chairlift_service.health import Health
 from chairlift_service.lifecycle import Lifecycle
 from chairlift_service.link import Link
+from chairlift_service.metrics.collector import Metered, ServiceCollector
 from chairlift_service.operations import Operations
 from chairlift_service.requests.admission import Admission
 from chairlift_service.requests.canceller import Canceller
@@ -18,12 +19,15 @@ from chairlift_service.requests.dispatch import Dispatcher
 from chairlift_service.requests.intake import Intake
 from chairlift_service.requests.kept import KeptResults
 from chairlift_service.requests.readers import Readers
+from chairlift_service.requests.recorder import RequestRecorder
 from chairlift_service.requests.registry import Registry
 from chairlift_service.servers import ADMIN_SERVICES, MAIN_SERVICES, MainServicers
 from chairlift_service.servicers.admin import AdminServicer
+from chairlift_service.servicers.call_counts import CallCounts
 from chairlift_service.servicers.generation import GenerationServicer
 from chairlift_service.servicers.info import InfoServicer
 from chairlift_service.servicers.text import TextServicer
+from chairlift_service.statistics import ServerStatistics
 from chairlift_service.supervisor import Supervisor
 
 
@@ -43,6 +47,8 @@ class Core:
     operations: Operations
     main_health: Health
     admin_health: Health
+    statistics: ServerStatistics
+    metered: Metered | None  # None: nobody asks for it
 
     @classmethod
     def create(cls, configuration: Configuration, *, channel: ServiceChannel, worker_argv: Sequence[str]) -> Core:
@@ -55,6 +61,7 @@ class Core:
         admission = Admission(max_requests=settings.max_waiting_requests, max_tokens=settings.max_waiting_tokens)
         kept = KeptResults(ttl_s=settings.result_ttl, max_bytes=settings.result_memory)
         registry = Registry(admission=admission, kept=kept, readers=readers)
+        metered = _metered(configuration)
         return cls(
             configuration=configuration,
             channel=channel,
@@ -63,7 +70,9 @@ class Core:
             lifecycle=lifecycle,
             readers=readers,
             registry=registry,
-            dispatcher=Dispatcher(registry=registry, readers=readers, port=link),
+            dispatcher=Dispatcher(
+                registry=registry, readers=readers, port=link, recorder=None if metered is None else metered.requests
+            ),
             intake=Intake(lifecycle=lifecycle, admission=admission, registry=registry, port=link),
             operations=Operations(
                 lifecycle=lifecycle,
@@ -75,6 +84,8 @@ class Core:
             ),
             main_health=main_health,
             admin_health=admin_health,
+            statistics=ServerStatistics(status=channel.status, registry=registry),
+            metered=metered,
         )
 
     def main_servicers(self) -> MainServicers:
@@ -89,9 +100,8 @@ class Core:
             text=TextServicer(lifecycle=self.lifecycle, max_message_bytes=self.configuration.service.max_message_bytes),
             info=InfoServicer(
                 lifecycle=self.lifecycle,
-                registry=self.registry,
                 supervisor=self.supervisor,
-                status=self.channel.status,
+                statistics=self.statistics,
                 asked=self.configuration.described(),
             ),
             health=self.main_health,
@@ -100,3 +110,13 @@ class Core:
     def admin_servicer(self) -> AdminServicer:
         """The service for operators."""
         return AdminServicer(operations=self.operations)
+
+    def collector(self, metered: Metered) -> ServiceCollector:
+        """What a scrape reads."""
+        return ServiceCollector(statistics=self.statistics, lifecycle=self.lifecycle, metered=metered)
+
+
+def _metered(configuration: Configuration) -> Metered | None:
+    if configuration.metrics_listen is None:
+        return None
+    return Metered(requests=RequestRecorder(), calls=CallCounts())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import grpc
 from chairlift.v1 import (
@@ -15,27 +16,33 @@ from chairlift.v1 import (
     text_service_pb2,
     text_service_pb2_grpc,
 )
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chairlift_service.grpc_options import ConnectionLimits, server_options
 from chairlift_service.health import SERVICE_NAME as HEALTH_SERVICE
 from chairlift_service.health import Health
 from chairlift_service.servicers.admin import AdminServicer
-from chairlift_service.servicers.gate import Gate
 from chairlift_service.servicers.generation import GenerationServicer
 from chairlift_service.servicers.info import InfoServicer
+from chairlift_service.servicers.reflection import SERVICE_NAMES as REFLECTION_SERVICES
 from chairlift_service.servicers.reflection import add_reflection
 from chairlift_service.servicers.text import TextServicer
 
-MAIN_SERVICES = tuple(
-    module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in (
-        (generation_service_pb2, "GenerationService"),
-        (text_service_pb2, "TextService"),
-        (info_service_pb2, "InfoService"),
-    )
+_MAIN = (
+    generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"],
+    text_service_pb2.DESCRIPTOR.services_by_name["TextService"],
+    info_service_pb2.DESCRIPTOR.services_by_name["InfoService"],
 )
-ADMIN_SERVICES = (admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,)
+_ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
+MAIN_SERVICES = tuple(service.full_name for service in _MAIN)
+ADMIN_SERVICES = (_ADMIN.full_name,)
+METHODS = (
+    *(f"/{service.full_name}/{method.name}" for service in (*_MAIN, _ADMIN, _HEALTH) for method in service.methods),
+    *(f"/{name}/ServerReflectionInfo" for name in REFLECTION_SERVICES),
+)
+"""Every method of every server."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,9 +55,11 @@ class MainServicers:
     health: Health
 
 
-def main_server(servicers: MainServicers, *, gate: Gate, limits: ConnectionLimits) -> grpc.aio.Server:
+def main_server(
+    servicers: MainServicers, *, interceptors: Sequence[grpc.aio.ServerInterceptor], limits: ConnectionLimits
+) -> grpc.aio.Server:
     """The server for callers. Not bound, not started."""
-    server = grpc.aio.server(interceptors=(gate,), options=server_options(limits))
+    server = grpc.aio.server(interceptors=interceptors, options=server_options(limits))
     generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(servicers.generation, server)  # type: ignore[no-untyped-call] # generated
     text_service_pb2_grpc.add_TextServiceServicer_to_server(servicers.text, server)  # type: ignore[no-untyped-call] # generated
     info_service_pb2_grpc.add_InfoServiceServicer_to_server(servicers.info, server)  # type: ignore[no-untyped-call] # generated
@@ -58,9 +67,15 @@ def main_server(servicers: MainServicers, *, gate: Gate, limits: ConnectionLimit
     return server
 
 
-def admin_server(admin: AdminServicer, health: Health, *, gate: Gate, limits: ConnectionLimits) -> grpc.aio.Server:
+def admin_server(
+    admin: AdminServicer,
+    health: Health,
+    *,
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
+    limits: ConnectionLimits,
+) -> grpc.aio.Server:
     """The server for operators. Not bound, not started."""
-    server = grpc.aio.server(interceptors=(gate,), options=server_options(limits))
+    server = grpc.aio.server(interceptors=interceptors, options=server_options(limits))
     admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call] # generated
     _add_standard(server, health, services=ADMIN_SERVICES)
     return server

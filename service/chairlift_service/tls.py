@@ -35,6 +35,7 @@ class ServerTls:
         """Reads the files. Raises FileError."""
         paths = [path for path in (files.cert, files.key, files.client_ca) if path is not None]
         self._watched = Watched(paths, read=lambda: _read(files))
+        self._contexts = Watched(paths, read=lambda: _context(files))
         self._made: list[grpc.ServerCredentials] = []  # gRPC's core has their addresses only
         self.mutual = files.client_ca is not None
         """Whether callers need a certificate."""
@@ -46,6 +47,15 @@ class ServerTls:
             grpc.dynamic_ssl_server_credentials(news.known, news.fetch, require_client_authentication=self.mutual)
         )
         return self._made[-1]
+
+    def http_context(self) -> ssl.SSLContext:
+        """For an address that Python's own TLS serves."""
+        context = self._contexts.current()
+        context.sni_callback = self._renew  # called at each greeting, also where the caller names no server
+        return context
+
+    def _renew(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._contexts.current()
 
 
 class _News:
@@ -76,6 +86,12 @@ def _read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
     """Reads and checks them: gRPC itself would only refuse every connection, without a word. Raises FileError."""
     cert, key = _bytes("tls_cert", files.cert), _bytes("tls_key", files.key)
     client_ca = None if files.client_ca is None else _bytes("tls_client_ca", files.client_ca)
+    _context(files)
+    return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """What they say, for Python's own TLS. Raises FileError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(files.cert, files.key, password=_refuse_password)
@@ -84,9 +100,10 @@ def _read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
     if files.client_ca is not None:
         try:
             context.load_verify_locations(files.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ValueError) as error:
             raise FileError(f"tls_client_ca = {files.client_ca}: {_why(error)}") from None
-    return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
+    return context
 
 
 def _bytes(setting: str, path: str) -> bytes:

@@ -60,7 +60,7 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "model_impl": "transformers", "quantization": "int8", "cpu_isa": "avx2",
         "speculative": "ngram", "speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 5,
         "max_step_stretch": 3.0, "default_compile_level": 2, "varlen_compile_config": "mode=default,dynamic=true",
-        "decode_compile_config": '{"backend": "eager"}',
+        "decode_compile_config": '{"backend": "eager"}', "metrics_listen": "unix:/c",
     }  # fmt: skip
     names = {*ServiceSettings.__struct_fields__, *WorkerSettings.__struct_fields__}
     assert set(values) == names, "a new setting needs its line here"
@@ -144,6 +144,8 @@ def test_entries_with_commas_are_a_json_array_in_the_environment() -> None:
         ([*MODEL, "--listen", "nowhere"], {}, ["listen = nowhere", "--listen", "HOST:PORT"]),
         ([*MODEL, "--listen", "0.0.0.0:1"], {}, ["listen = 0.0.0.0:1", "--insecure"]),
         ([*MODEL, "--admin-listen", "[::]:1"], {}, ["admin_listen = [::]:1", "--insecure"]),
+        ([*MODEL, "--metrics-listen", "0.0.0.0:1"], {}, ["metrics_listen = 0.0.0.0:1", "--insecure"]),
+        ([*MODEL, "--metrics-listen", "127.0.0.1:50051"], {}, ["metrics_listen = 127.0.0.1:50051", "twice"]),
         ([*MODEL, "--listen", "unix:/a", "--admin-listen", "unix:/a"], {}, ["admin_listen = unix:/a", "twice"]),
         ([*MODEL, "--tls-cert", "c"], {}, ["tls_cert = c", "--tls-cert", "tls_key must be set"]),
         ([*MODEL, "--tls-key", "k"], {}, ["tls_key = k", "tls_cert must be set"]),

@@ -50,6 +50,7 @@ class Engine:
         self._control = control
         self._clock = clock
         self._steps = 0
+        self._busy_ns = 0  # spent on turns that had something to do
         self._stopping = False
         self._books_checked = True
 
@@ -57,7 +58,10 @@ class Engine:
         """Steps until it is told to shut down. Raises ServiceGoneError when nobody is left to work for."""
         self._show(Phase.IDLE, planned_tokens=0)
         while not self._stopping:
-            if not self.turn():
+            began_ns = self._clock()
+            if self.turn():
+                self._busy_ns += self._clock() - began_ns
+            else:
                 self._rest()
 
     def turn(self) -> bool:
@@ -138,6 +142,8 @@ class Engine:
             requests_waiting=len(self._roster.waiting) - self._roster.num_swapped,
             requests_swapped=self._roster.num_swapped,
             swap_blocks_used=self._roster.swap.pool.num_used,
+            swap_blocks_total=self._roster.swap.pool.num_slots,
+            busy_ns=self._busy_ns,
             requests_running=len(self._roster.active),
             blocks_total=pool.num_pages,
             blocks_free=pool.num_free,

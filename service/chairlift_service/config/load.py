@@ -29,6 +29,7 @@ class Configuration:
     worker: WorkerSettings  # what is None there, the worker resolves
     listen: tuple[Address, ...]
     admin_listen: Address | None
+    metrics_listen: Address | None
     origins: Mapping[str, str]  # setting: flag, variable, file or `default`
     warnings: tuple[str, ...]  # to be logged once logging works
     print_config: bool  # print `described(...)` and exit
@@ -64,13 +65,14 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Configuration:
     for field in _FIELDS:
         values[field.name], origins[field.name] = _pick(field, flags=command.source, environment=environment, file=file)
     service = ServiceSettings(**{field.name: values[field.name] for field in _SERVICE_FIELDS})
-    listen, admin_listen = _addresses(service, origins)
+    listen, admin_listen, metrics_listen = _addresses(service, origins)
     _check_tls(service, origins)
     return Configuration(
         service=service,
         worker=WorkerSettings(**{field.name: values[field.name] for field in _WORKER_FIELDS}),
         listen=listen,
         admin_listen=admin_listen,
+        metrics_listen=metrics_listen,
         origins=origins,
         warnings=(*command.source.warnings, *environment.warnings, *file.warnings),
         print_config=command.print_config,
@@ -94,7 +96,9 @@ def _pick(field: Field, *, flags: Source, environment: Source, file: Source) -> 
     return field.default, DEFAULT
 
 
-def _addresses(service: ServiceSettings, origins: Mapping[str, str]) -> tuple[tuple[Address, ...], Address | None]:
+def _addresses(
+    service: ServiceSettings, origins: Mapping[str, str]
+) -> tuple[tuple[Address, ...], Address | None, Address | None]:
     """The addresses parsed; refuses those that others can reach unless that was asked for, and doubles."""
     seen: set[str] = set()
 
@@ -116,7 +120,8 @@ def _addresses(service: ServiceSettings, origins: Mapping[str, str]) -> tuple[tu
 
     listen = tuple(parse("listen", text) for text in service.listen)
     admin = None if service.admin_listen is None else parse("admin_listen", service.admin_listen)
-    return listen, admin
+    metrics = None if service.metrics_listen is None else parse("metrics_listen", service.metrics_listen)
+    return listen, admin, metrics
 
 
 def _check_tls(service: ServiceSettings, origins: Mapping[str, str]) -> None:

@@ -24,6 +24,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     admin_listen: Annotated[
         str | None, Meta(description="address of the admin service; it is off unless this is set")
     ] = None
+    metrics_listen: Annotated[
+        str | None,
+        Meta(description="address of the metrics, for Prometheus, by HTTP; they are off unless this is set"),
+    ] = None
     insecure: Annotated[
         bool,
         Meta(description="serve without encryption on addresses that other machines can reach"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import structlog
 from chairlift_worker.ipc.messages import EndingMsg, EndingReason, StepMsg
@@ -10,6 +12,7 @@ from chairlift_service import convert
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.readers import Readers
+from chairlift_service.requests.recorder import RequestRecorder
 from chairlift_service.requests.registry import Registry
 from chairlift_service.requests.worker_port import WorkerPort
 
@@ -22,10 +25,13 @@ class Dispatcher:
     Output of a uid that is not live is late and discarded.
     """
 
-    def __init__(self, *, registry: Registry, readers: Readers, port: WorkerPort) -> None:
+    def __init__(
+        self, *, registry: Registry, readers: Readers, port: WorkerPort, recorder: RequestRecorder | None = None
+    ) -> None:
         self._registry = registry
         self._readers = readers
         self._port = port
+        self._recorder = recorder
 
     def apply(self, step: StepMsg) -> None:
         """Applies one step."""
@@ -48,11 +54,14 @@ class Dispatcher:
         uids = memoryview(step.uids).cast("Q")
         token_ids = memoryview(step.token_ids).cast("i")
         logprobs = memoryview(step.logprobs).cast("f") if step.logprobs else None
+        recorder, now_ns = self._recorder, time.monotonic_ns()
         for i, uid in enumerate(uids):
             generation = self._registry.live(uid)
             if generation is None or generation.ending is not None:
                 continue
             touched[uid] = generation
+            if recorder is not None:
+                recorder.token(generation, now_ns)
             try:
                 generation.append(token_ids[i], logprobs[i] if logprobs is not None else float("nan"))
             except Exception:  # noqa: BLE001 - a fault in one request's text must end that request alone
@@ -64,6 +73,8 @@ class Dispatcher:
         if generation.cancelled and ending.reason in (EndingReason.STOP, EndingReason.LENGTH):
             # It came to its end while the Cancel was on its way; what the canceller was told must be true.
             ending = msgspec.structs.replace(ending, reason=EndingReason.CANCELLED)
+        if self._recorder is not None:
+            self._recorder.ended(generation, ending)
         self._registry.confirm(generation, convert.ending_error(ending) or ending)
         _log.info(
             "request ended",

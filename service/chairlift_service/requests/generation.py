@@ -36,6 +36,8 @@ class Generation:
     unwanted: bool = False  # a detached one's result is not kept
     paused: bool = False  # the service is, and this with it
     waiting: bool = False  # counts in the admission's bound
+    received_ns: int = 0  # CLOCK_MONOTONIC; when its call was read
+    last_token_ns: int = 0  # the same of its newest token, where that is recorded; 0: there is none
     size: int = 0  # bytes accounted for its kept result
 
     @property

@@ -59,6 +59,7 @@ class Intake:
         detached: bool,
         deadline_ns: int,
     ) -> list[Generation]:
+        received_ns = time.monotonic_ns()
         self._lifecycle.accepting()
         with self._admission.places(len(messages)):
             model = self._lifecycle.accepting()
@@ -70,7 +71,9 @@ class Intake:
         model = self._lifecycle.accepting()
         self._admission.check_tokens(sum(request.num_prompt_tokens for request in requests))
         check_free(self._registry, (request.request_id for request in requests))
-        generations = [self._generation(request, model=model, detached=detached) for request in requests]
+        generations = [
+            self._generation(request, model=model, detached=detached, received_ns=received_ns) for request in requests
+        ]
         arrival_ns = time.monotonic_ns()
         # In an order in which common prefixes meet in the cache, where there is something to meet.
         order = sorted(generations, key=_prompt) if model.prefix_sharing else generations
@@ -84,7 +87,7 @@ class Intake:
             self._registry.add(generation)
         return generations
 
-    def _generation(self, request: ValidRequest, *, model: ServedModel, detached: bool) -> Generation:
+    def _generation(self, request: ValidRequest, *, model: ServedModel, detached: bool, received_ns: int) -> Generation:
         decoder = (
             Detokenizer(
                 tokenizer=model.tokenizer,
@@ -94,7 +97,13 @@ class Intake:
             if request.want_text
             else None
         )
-        return Generation(uid=next(self._uids), request=request, detached=detached, output=OutputLog(decoder=decoder))
+        return Generation(
+            uid=next(self._uids),
+            request=request,
+            detached=detached,
+            output=OutputLog(decoder=decoder),
+            received_ns=received_ns,
+        )
 
 
 async def _validate(message: request_pb2.GenerationRequest, *, path: str, model: ServedModel) -> ValidRequest:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.metadata
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
 from chairlift.v1 import info_service_pb2, info_service_pb2_grpc
 from chairlift_worker.ipc.messages import SettingMsg
-from chairlift_worker.ipc.status import StatusReader
 
-from chairlift_service import convert
+from chairlift_service import convert, errors
+from chairlift_service.errors import Reason, ServiceError, Violation
 from chairlift_service.lifecycle import SHOWN, Lifecycle
-from chairlift_service.requests.registry import Registry
 from chairlift_service.servicers.edge import CallContext, guarded
+from chairlift_service.statistics import ServerStatistics
 from chairlift_service.supervisor import Supervisor
 
 _pb = info_service_pb2
 
-_NOT_STATISTICS: Final = frozenset({"phase", "heartbeat_ns", "step", "planned_tokens"})
+DEFAULT_INTERVAL_MS: Final = 1000
+MIN_INTERVAL_MS, MAX_INTERVAL_MS = 50, 3_600_000
+"""Between two messages of WatchStats."""
 
 
 class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
@@ -29,15 +32,13 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
         self,
         *,
         lifecycle: Lifecycle,
-        registry: Registry,
         supervisor: Supervisor,
-        status: StatusReader,
+        statistics: ServerStatistics,
         asked: Sequence[SettingMsg],
     ) -> None:
         self._lifecycle = lifecycle
-        self._registry = registry
         self._supervisor = supervisor
-        self._status = status
+        self._statistics = statistics
         self._asked = {setting.name: setting for setting in asked}
 
     @guarded
@@ -49,17 +50,29 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
     @guarded
     async def GetServer(self, request: _pb.GetServerRequest, context: CallContext) -> _pb.GetServerResponse:  # noqa: N802, ARG002 - gRPC's signature
         """The server; also while it starts."""
-        status = msgspec.structs.asdict(self._status.read())
         return _pb.GetServerResponse(
             version=importlib.metadata.version("chairlift"),
             state=SHOWN[self._lifecycle.state],
             worker_pids=self._supervisor.pids,
             config=convert.settings(self._settings()),
-            statistics=convert.statistics(
-                {name: value for name, value in status.items() if name not in _NOT_STATISTICS},
-                requests_held=len(self._registry),
-            ),
+            statistics=self._statistics.read(),
         )
+
+    @guarded
+    async def WatchStats(self, request: _pb.WatchStatsRequest, context: CallContext) -> None:  # noqa: N802 - gRPC's name
+        """The statistics, now and at every interval."""
+        interval_ms = request.interval.ToMilliseconds() if request.HasField("interval") else DEFAULT_INTERVAL_MS
+        if not MIN_INTERVAL_MS <= interval_ms <= MAX_INTERVAL_MS:
+            text = f"is {interval_ms} ms; from {MIN_INTERVAL_MS} to {MAX_INTERVAL_MS} ms are possible"
+            raise errors.from_violations([Violation("interval", text, Reason.INVALID_VALUE)])
+        ended = self._statistics.ended
+        while not ended.is_set():
+            response = _pb.WatchStatsResponse(state=SHOWN[self._lifecycle.state], statistics=self._statistics.read())
+            response.uptime.FromNanoseconds(self._statistics.uptime_ns)
+            await context.write(response)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), interval_ms / 1000)
+        raise ServiceError(Reason.SHUTTING_DOWN, "the service ends")
 
     def _settings(self) -> list[SettingMsg]:
         """What was asked, replaced by what the worker made of it as soon as that is known."""

@@ -50,6 +50,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     preemptions_swap: int
     preemptions_recompute: int
     computed_tokens: int
+    busy_ns: int
+    swap_blocks_total: int
 
 
 class StatusChange(TypedDict, total=False):
@@ -72,6 +74,8 @@ class StatusChange(TypedDict, total=False):
     preemptions_swap: int
     preemptions_recompute: int
     computed_tokens: int
+    busy_ns: int
+    swap_blocks_total: int
 
 
 _FIELDS: Final = Status.__struct_fields__

@@ -1,0 +1,1 @@
+"""What Prometheus is told. Off unless `metrics_listen` names an address."""

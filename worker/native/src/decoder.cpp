@@ -77,7 +77,7 @@ bool has_tables(const ChairliftDecoder& decoder, const ChairliftDecoderStep& ste
   return true;
 }
 
-constexpr std::int64_t kSerialWork = 1 << 21;  // multiplications under which waking other threads costs more
+constexpr std::int64_t kAloneWork = 1 << 21;  // multiplications under which waking other threads costs more
 
 std::int64_t size_of(const ChairliftMatrix& matrix) { return std::int64_t{matrix.outputs} * matrix.inputs; }
 
@@ -102,7 +102,7 @@ CHAIRLIFT_API std::int32_t chairlift_decode(const ChairliftDecoder* decoder, con
   if (!has_tables(*decoder, *step)) return kChairliftDecoderBadTable;
   DecoderRun run(*decoder, *step, *kernels, *attention, memory);
   parallel_region(
-      work_of(*decoder, *step) < kSerialWork ? 1 : step->num_threads, [](void* all) { static_cast<DecoderRun*>(all)->work(region_threads()); }, &run);
+      work_of(*decoder, *step) < kAloneWork ? 1 : step->num_threads, [](void* all) { static_cast<DecoderRun*>(all)->work(region_threads()); }, &run);
   return kChairliftDecoderOk;
 } catch (const std::bad_alloc&) {
   return kChairliftDecoderNoMemory;

@@ -25,6 +25,7 @@ from chairlift_client._types import (
     Result,
     ResultEvent,
     ServerInfo,
+    ServerStats,
     Tokens,
 )
 
@@ -137,6 +138,11 @@ class AsyncClient(AsyncConnected):
         """The server: version, state, worker, settings, statistics."""
         request = info_service_pb2.GetServerRequest()
         return _convert.server_info(await call(self._stubs.info.GetServer, request, timeout=timeout))
+
+    def watch_stats(self, *, interval: float = 1.0, timeout: float | None = None) -> AsyncEventStream[ServerStats]:
+        """Stream what the server does and counts: now, and every `interval` seconds, 0.05 to 3600."""
+        request = _requests.watch_stats_request(interval=interval)
+        return AsyncEventStream(self._stubs.info.WatchStats(request, timeout=timeout), _convert.server_stats)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
         """What the standard health service says of `service`, or of the server as a whole."""

@@ -23,6 +23,7 @@ from chairlift_client._types import (
     Sampling,
     ServerInfo,
     ServerState,
+    ServerStats,
     Setting,
     Timings,
     TokenLogprobs,
@@ -170,14 +171,26 @@ def model_info(message: info_service_pb2.GetModelResponse) -> ModelInfo:
 
 def server_info(message: info_service_pb2.GetServerResponse) -> ServerInfo:
     """`ServerInfo` of its message."""
-    statistics = message.statistics
     return ServerInfo(
         version=message.version,
         state=ServerState(message.state),
         worker_pids=tuple(message.worker_pids),
         config=tuple(Setting(name=s.name, value=s.value, reason=s.reason) for s in message.config),
-        statistics={field.name: getattr(statistics, field.name) for field in statistics.DESCRIPTOR.fields},
+        statistics=_statistics(message.statistics),
     )
+
+
+def server_stats(message: info_service_pb2.WatchStatsResponse) -> ServerStats:
+    """`ServerStats` of its message."""
+    return ServerStats(
+        state=ServerState(message.state),
+        uptime=message.uptime.ToNanoseconds() / 1e9,
+        statistics=_statistics(message.statistics),
+    )
+
+
+def _statistics(message: info_service_pb2.Statistics) -> dict[str, int]:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
 
 
 def weights_update(message: admin_service_pb2.UpdateWeightsResponse) -> WeightsUpdate:

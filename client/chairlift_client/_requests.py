@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from chairlift.v1 import generation_service_pb2, request_pb2
+from chairlift.v1 import generation_service_pb2, info_service_pb2, request_pb2
 
 from chairlift_client._chat import Chat
 
@@ -109,6 +109,13 @@ def result_request(
         return generation_service_pb2.ResultRequest(session=session)
     request = generation_service_pb2.ResultRequest(request_id=request_id)
     _assign(request, "from_index", from_index, name="from_index")
+    return request
+
+
+def watch_stats_request(*, interval: float) -> info_service_pb2.WatchStatsRequest:
+    """Request of `watch_stats`; `interval` in seconds."""
+    request = info_service_pb2.WatchStatsRequest()
+    request.interval.FromMilliseconds(round(interval * 1000))
     return request
 
 

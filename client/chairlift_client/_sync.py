@@ -23,6 +23,7 @@ from chairlift_client._types import (
     Result,
     ResultEvent,
     ServerInfo,
+    ServerStats,
     Tokens,
 )
 
@@ -188,6 +189,16 @@ class Client(Connected):
         """
         request = info_service_pb2.GetServerRequest()
         return _convert.server_info(call(self._stubs.info.GetServer, request, timeout=timeout))
+
+    def watch_stats(self, *, interval: float = 1.0, timeout: float | None = None) -> EventStream[ServerStats]:
+        """Stream what the server does and counts: now, and every `interval` seconds, 0.05 to 3600.
+
+        >>> with Client(target) as client, client.watch_stats(interval=0.05) as looks:
+        ...     next(looks).statistics["requests_running"]
+        0
+        """
+        request = _requests.watch_stats_request(interval=interval)
+        return EventStream(self._stubs.info.WatchStats(request, timeout=timeout), _convert.server_stats)
 
     def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
         """What the standard health service says of `service`, or of the server as a whole.

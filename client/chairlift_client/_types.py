@@ -259,3 +259,13 @@ class ServerInfo:
     worker_pids: tuple[int, ...]
     config: tuple[Setting, ...]
     statistics: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """One look at the server. `statistics` has the counters and gauges of the API by name."""
+
+    state: ServerState
+    uptime: float
+    """Seconds since the service was started, by a clock that never jumps."""
+    statistics: dict[str, int]

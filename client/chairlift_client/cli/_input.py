@@ -31,6 +31,13 @@ def positive_float(text: str) -> float:
     return value
 
 
+def positive_int(text: str) -> int:
+    """Argument type: a whole number above 0."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"not a whole number above 0: {text!r}")
+    return int(text)
+
+
 def read_text(text: str) -> str:
     """The text, or standard input for `-`."""
     return sys.stdin.read() if text == "-" else text

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from chairlift_client._errors import ChairliftError
-from chairlift_client.cli import _access_options, _bench, _chat, _generate, _operate, _service, _tokenize
+from chairlift_client.cli import _access_options, _bench, _chat, _generate, _operate, _service, _tokenize, _top
 from chairlift_client.cli._output import WrongUseError, print_error
 
 GOOD: Final = 0
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         _service.add_health,
         _service.add_info,
         _service.add_cancel,
+        _top.add_top,
         _tokenize.add_tokenize,
         _operate.add_flush_prefix_cache,
         _operate.add_pause,

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,6 +112,7 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
     def __init__(self, *, engine: FakeEngine, config: dict[str, str]) -> None:
         self._engine = engine
         self._config = config
+        self._began = time.monotonic()
 
     def GetModel(
         self, message: info_service_pb2.GetModelRequest, context: grpc.ServicerContext
@@ -127,15 +130,29 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
     def GetServer(
         self, message: info_service_pb2.GetServerRequest, context: grpc.ServicerContext
     ) -> info_service_pb2.GetServerResponse:
-        with self._engine.changed:
-            held = list(self._engine.requests.values())
-            running = sum(not self._engine.ended(request) for request in held)
         return info_service_pb2.GetServerResponse(
             version="fake",
             state=self._engine.state,
             config=[info_service_pb2.Setting(name=n, value=v, reason="set") for n, v in self._config.items()],
-            statistics=info_service_pb2.Statistics(requests_running=running, requests_held=len(held)),
+            statistics=self._statistics(),
         )
+
+    def WatchStats(
+        self, message: info_service_pb2.WatchStatsRequest, context: grpc.ServicerContext
+    ) -> Iterator[info_service_pb2.WatchStatsResponse]:
+        left = threading.Event()
+        context.add_callback(left.set)
+        while not left.is_set():
+            look = info_service_pb2.WatchStatsResponse(state=self._engine.state, statistics=self._statistics())
+            look.uptime.FromMilliseconds(round((time.monotonic() - self._began) * 1000))
+            yield look
+            left.wait(message.interval.ToMilliseconds() / 1000 if message.HasField("interval") else 1.0)
+
+    def _statistics(self) -> info_service_pb2.Statistics:
+        with self._engine.changed:
+            held = list(self._engine.requests.values())
+            running = sum(not self._engine.ended(request) for request in held)
+        return info_service_pb2.Statistics(requests_running=running, requests_held=len(held))
 
 
 def health_handler(serving: Callable[[], bool]) -> Any:

@@ -13,7 +13,7 @@ SOURCES := pyproject.toml $(shell find protos worker/native -name '*.proto' -o -
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint unit soak test-native clean
+.PHONY: demo test lint unit soak test-native test-clients clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python bench/demo.py $(BIN)
@@ -44,6 +44,19 @@ NATIVE_RECORDS ?= 2000000
 test-native: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest tests/worker/native --native-records=$(NATIVE_RECORDS)
 
+# The clients in other languages, all of them; `make test` leaves out those whose tools are not installed. As root on
+# Debian 12 or the like this installs the tools, else it says which are missing. Node comes from PyPI if need be.
+CLIENT_TOOLS := cmake g++ golang-go golang-google-grpc-dev golang-google-genproto-dev golang-google-protobuf-dev \
+	golang-github-golang-protobuf-1-5-dev protoc-gen-go-1-5 protoc-gen-go-grpc \
+	libgrpc++-dev protobuf-compiler protobuf-compiler-grpc
+test-clients: $(INSTALLED_DEV)
+	@if ! dpkg --status $(CLIENT_TOOLS) > /dev/null 2>&1; then \
+		if [ "$$(id --user)" != 0 ]; then echo 'As root: apt-get install $(CLIENT_TOOLS)'; exit 1; fi; \
+		apt-get update --quiet && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends $(CLIENT_TOOLS); \
+	fi
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/clients --every-language
+
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
@@ -59,4 +72,4 @@ $(INSTALLED_DEV): $(INSTALLED)
 	@touch $@
 
 clean:
-	rm -rf build dist $(VENV)
+	rm -rf build dist tests/clients/node/node_modules $(VENV)

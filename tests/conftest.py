@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the native stress tests run, and how many workloads the engine's property is tried on."""
+    """How long the native stress tests run, how many workloads the engine's property is tried on, which clients run."""
     parser.addoption(
         "--native-records",
         type=int,
@@ -18,4 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         help="random workloads for the whole engine; 0: the usual ones, the same each time",
+    )
+    parser.addoption(
+        "--every-language",
+        action="store_true",
+        help="fail, instead of skipping, where what a client in another language needs is not installed",
     )

@@ -55,13 +55,19 @@ def stream(server: LiveServer, prompt: list[int], **options: object) -> tuple[li
 def test_a_quotation_comes_several_tokens_at_a_time_and_is_transformers_own(
     server: LiveServer, prompt: list[int], wanted: list[int]
 ) -> None:
-    before = assert_idle(server).statistics["steps"]
+    before = assert_idle(server).statistics
     deltas, finished = stream(server, prompt, max_new_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
     ids = [token for delta in deltas for token in delta.token_ids]
     assert ids == wanted
     assert finished.usage.generated_tokens == NUM_TOKENS
     assert [delta.index for delta in deltas] == [sum(len(d.token_ids) for d in deltas[:i]) for i in range(len(deltas))]
-    assert assert_idle(server).statistics["steps"] - before < NUM_TOKENS / 2
+    after = assert_idle(server).statistics
+    steps, drafted, accepted = (
+        after[name] - before[name] for name in ("steps", "draft_tokens", "accepted_draft_tokens")
+    )
+    assert steps < NUM_TOKENS / 2
+    assert steps + accepted == NUM_TOKENS, "each step brings one token, and what held of its drafts"
+    assert accepted <= drafted
 
 
 def test_an_output_ends_at_its_limit_and_at_a_stop_id_in_the_middle_of_drafts(

@@ -152,6 +152,8 @@ class Engine:
             computed_tokens=counters.computed_tokens,
             prompt_tokens=counters.prompt_tokens,
             cached_prompt_tokens=counters.cached_prompt_tokens,
+            draft_tokens=counters.draft_tokens,
+            accepted_draft_tokens=counters.accepted_draft_tokens,
             preemptions_recompute=counters.preemptions_recompute,
             preemptions_swap=counters.preemptions_swap,
         )

@@ -41,6 +41,8 @@ _HELP: Final = {
     "prompt_tokens": "Prompt tokens of started requests.",
     "cached_prompt_tokens": "Prompt tokens that came from the prefix cache.",
     "computed_tokens": "Tokens computed, prompt and output, those computed again included.",
+    "draft_tokens": "Tokens that speculation proposed and that were computed.",
+    "accepted_draft_tokens": "Tokens that speculation proposed and that became output.",
     "preemptions_swap": "Preemptions by swapping.",
     "preemptions_recompute": "Preemptions by giving pages up.",
     "worker_restarts": "Workers that were replaced.",

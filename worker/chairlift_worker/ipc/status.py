@@ -52,6 +52,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     busy_ns: int
     swap_blocks_total: int
+    draft_tokens: int
+    accepted_draft_tokens: int
 
 
 class StatusChange(TypedDict, total=False):
@@ -76,6 +78,8 @@ class StatusChange(TypedDict, total=False):
     computed_tokens: int
     busy_ns: int
     swap_blocks_total: int
+    draft_tokens: int
+    accepted_draft_tokens: int
 
 
 _FIELDS: Final = Status.__struct_fields__

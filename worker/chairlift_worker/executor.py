@@ -86,7 +86,7 @@ class ModelExecutor:
         return StepCosts(sizes=tuple(sizes), costs_ns=tuple(itertools.accumulate(costs, max)))
 
     def measure_pace(self, *, max_tokens: int, max_rows: int, max_stretch: float) -> Pace | None:
-        """What steps cost, up to these bounds; None where they have one token. To be called before the first request."""
+        """What steps cost, up to these bounds; None where they have one token. To be called before any request."""
         length = min(self._probe_len, max_tokens)
         rows = max(1, min(_PACE_TOKENS // length, max_rows, max_tokens // length))
         if length * rows < 2:

@@ -91,7 +91,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Annotated[float, Meta(ge=0)] | None,
         Meta(
             description="while requests generate, prompts get so few tokens of a step that it takes about so many "
-            "times as long as one without them at most, at least 1; 0: no bound; unset: 4 for fifo, none for prefill_first"
+            "times as long as one without them at most, at least 1; 0: no bound; unset: 4 for fifo, 0 for prefill_first"
         ),
     ] = None
     safety_margin: Annotated[

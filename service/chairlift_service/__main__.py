@@ -16,6 +16,7 @@ from chairlift_service.app import ServiceFailedError, run
 from chairlift_service.config import ConfigError, load
 from chairlift_service.listeners import ListenError
 from chairlift_service.supervisor import WorkerStartError
+from chairlift_service.tracing import TracingError
 from chairlift_service.watched import FileError
 
 EXIT_FAILED = 1
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] | N
         structlog.get_logger(__name__).warning(warning)
     try:
         return asyncio.run(run(configuration, worker_command=worker_command))
-    except (FileError, ListenError, WorkerStartError, ServiceFailedError, OSError) as error:
+    except (FileError, ListenError, TracingError, WorkerStartError, ServiceFailedError, OSError) as error:
         return _fail(str(error), EXIT_FAILED)
 
 

@@ -138,6 +138,8 @@ class App:
         await core.supervisor.stop(patience_s=0 if cut else WORKER_PATIENCE_S)
         core.link.close()
         self._entrance.remove_files()
+        if core.tracer is not None:
+            await asyncio.to_thread(core.tracer.close)
         if self._chat is not None:
             await self._chat.close()
         if self._tokenizer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 
 from chairlift_worker.ipc.channel import ServiceChannel
@@ -21,6 +22,7 @@ from chairlift_service.requests.kept import KeptResults
 from chairlift_service.requests.readers import Readers
 from chairlift_service.requests.recorder import RequestRecorder
 from chairlift_service.requests.registry import Registry
+from chairlift_service.requests.request_tracer import RequestTracer
 from chairlift_service.servers import ADMIN_SERVICES, MAIN_SERVICES, MainServicers
 from chairlift_service.servicers.admin import AdminServicer
 from chairlift_service.servicers.call_counts import CallCounts
@@ -29,6 +31,7 @@ from chairlift_service.servicers.info import InfoServicer
 from chairlift_service.servicers.text import TextServicer
 from chairlift_service.statistics import ServerStatistics
 from chairlift_service.supervisor import Supervisor
+from chairlift_service.tracing import make_tracer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,7 @@ class Core:
     admin_health: Health
     statistics: ServerStatistics
     metered: Metered | None  # None: nobody asks for it
+    tracer: RequestTracer | None  # the same
 
     @classmethod
     def create(cls, configuration: Configuration, *, channel: ServiceChannel, worker_argv: Sequence[str]) -> Core:
@@ -60,7 +64,8 @@ class Core:
         readers = Readers()
         admission = Admission(max_requests=settings.max_waiting_requests, max_tokens=settings.max_waiting_tokens)
         kept = KeptResults(ttl_s=settings.result_ttl, max_bytes=settings.result_memory)
-        registry = Registry(admission=admission, kept=kept, readers=readers)
+        tracer = make_tracer(settings.otlp_endpoint, os.environ)
+        registry = Registry(admission=admission, kept=kept, readers=readers, tracer=tracer)
         metered = _metered(configuration)
         return cls(
             configuration=configuration,
@@ -71,7 +76,11 @@ class Core:
             readers=readers,
             registry=registry,
             dispatcher=Dispatcher(
-                registry=registry, readers=readers, port=link, recorder=None if metered is None else metered.requests
+                registry=registry,
+                readers=readers,
+                port=link,
+                recorder=None if metered is None else metered.requests,
+                tracer=tracer,
             ),
             intake=Intake(lifecycle=lifecycle, admission=admission, registry=registry, port=link),
             operations=Operations(
@@ -86,6 +95,7 @@ class Core:
             admin_health=admin_health,
             statistics=ServerStatistics(status=channel.status, registry=registry),
             metered=metered,
+            tracer=tracer,
         )
 
     def main_servicers(self) -> MainServicers:

@@ -35,6 +35,7 @@ from chairlift_worker.ipc.messages import (
     StartedMsg,
     StartFailedMsg,
     StepMsg,
+    Turn,
     UpdateWeightsMsg,
     WeightsMsg,
     WorkerMsg,
@@ -55,6 +56,7 @@ NUM_TENSORS = 3  # that every other update replaces; each adds SHIFT to the toke
 SHIFT = 100
 ERROR_TOKEN = 500  # a prompt that starts with it fails after two tokens
 CRASH_TOKEN = 501  # a prompt that starts with it kills the worker when it starts
+SWAPPED_TOKEN = 502  # a prompt that starts with it is said to have been in the swap pool, for a millisecond
 ERROR_TEXT = "NUMERICAL_ERROR: the logits were not finite"
 
 
@@ -240,6 +242,7 @@ class FakeWorker:
         row = self._rows.pop(uid, None)
         if row is None:
             return
+        swapped_ns = row.message.arrival_ns + 4_000_000
         self._endings.append(
             EndingMsg(
                 uid=uid,
@@ -251,6 +254,9 @@ class FakeWorker:
                 swapped_ns=0,
                 preemptions=0,
                 cached_tokens=min(CACHED_TOKENS, len(row.prompt) - 1) if row.started else 0,
+                turns=((Turn.SWAPPED, swapped_ns), (Turn.RESUMED, swapped_ns + 1_000_000))
+                if row.prompt[0] == SWAPPED_TOKEN
+                else (),
             )
         )
 

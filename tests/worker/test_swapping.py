@@ -1,7 +1,7 @@
 """Evicted requests whose pages go to the swap pool, over a device that computes hashes through the page tables."""
 
 import pytest
-from chairlift_worker.ipc.messages import EndingReason
+from chairlift_worker.ipc.messages import EndingReason, Turn
 from support.fake_device import solo_run
 from support.scheduling import Bench
 
@@ -36,6 +36,12 @@ def test_what_was_swapped_is_not_computed_again(sharing: bool, depth: int) -> No
     assert bench.device.num_computed == 7 + 15 + 8 + 11, "each token once, the last of each request never"
     assert bench.endings[2].swapped_ns > 0
     assert bench.endings[1].swapped_ns == 0
+    told = bench.endings[2].turns
+    assert [turn for turn, _ in told] == [Turn.SWAPPED, Turn.RESUMED] * counters.preemptions_swap
+    times = [at_ns for _, at_ns in told]
+    assert times == sorted(times)
+    assert sum(times[1::2]) - sum(times[::2]) == bench.endings[2].swapped_ns
+    assert bench.endings[1].turns == ()
 
 
 def test_a_full_pool_falls_back_to_computing_again() -> None:
@@ -44,6 +50,7 @@ def test_a_full_pool_falls_back_to_computing_again() -> None:
     expect_solo(bench)
     assert bench.roster.counters.preemptions_swap == 0
     assert bench.roster.counters.preemptions_recompute >= 1
+    assert [turn for turn, _ in bench.endings[2].turns[:2]] == [Turn.PREEMPTED, Turn.RESUMED]
 
 
 def swapped_bench() -> Bench:

@@ -56,6 +56,7 @@ class Outbox:
                 swapped_ns=request.progress.swapped_ns,
                 preemptions=request.progress.preemptions,
                 cached_tokens=request.progress.cached_tokens,
+                turns=tuple(request.progress.turns),
             )
         )
 

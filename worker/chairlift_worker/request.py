@@ -6,7 +6,7 @@ import enum
 from array import array
 from typing import Final
 
-from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg
+from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, Turn
 from chairlift_worker.speculation.drafter import Drafter
 
 HEAD_START_NS: Final = 10_000_000_000
@@ -14,6 +14,10 @@ HEAD_START_NS: Final = 10_000_000_000
 
 So the urgent overtake, and nobody waits for ever: whoever has waited long enough comes before all who come later.
 """
+
+
+# Of each request, told with its ending: a record must stay small however often a request is preempted.
+MAX_TURNS: Final = 32
 
 
 class RequestState(enum.Enum):
@@ -85,6 +89,7 @@ class Progress:
         "started_ns",
         "swapped_at_ns",
         "swapped_ns",
+        "turns",
     )
 
     def __init__(self) -> None:
@@ -95,6 +100,12 @@ class Progress:
         self.swapped_ns = 0  # time in the swap pool so far
         self.swapped_at_ns = 0  # since when it is there
         self.announced = False  # the service knows that it has started
+        self.turns: list[tuple[Turn, int]] = []
+
+    def note(self, turn: Turn, now_ns: int) -> None:
+        """Keeps what befell the request, for its trace; of a very eventful one, the beginning."""
+        if len(self.turns) < MAX_TURNS:
+            self.turns.append((turn, now_ns))
 
 
 class Request:

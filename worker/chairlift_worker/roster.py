@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from chairlift_worker.ipc.messages import EndingReason
+from chairlift_worker.ipc.messages import EndingReason, Turn
 from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.kv.sharing import PrefixMatch
 from chairlift_worker.outbox import Outbox
@@ -86,6 +86,8 @@ class Roster:
             progress.cached_tokens = request.computed
             self.counters.prompt_tokens += request.prompt_len
             self.counters.cached_prompt_tokens += request.computed
+        else:
+            progress.note(Turn.RESUMED, now_ns)
 
     def preempt(self, request: Request, now_ns: int) -> None:
         """Takes a request's pages; it waits at its old place.
@@ -97,9 +99,11 @@ class Roster:
             self._make_wait(request, RequestState.SWAPPED)
             self.num_swapped += 1
             request.progress.swapped_at_ns = now_ns
+            request.progress.note(Turn.SWAPPED, now_ns)
             self.counters.preemptions_swap += 1
         else:
             self._make_wait(request, RequestState.WAITING)
+            request.progress.note(Turn.PREEMPTED, now_ns)
             self.counters.preemptions_recompute += 1
         request.progress.preemptions += 1
 

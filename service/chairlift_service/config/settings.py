@@ -28,6 +28,12 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str | None,
         Meta(description="address of the metrics, for Prometheus, by HTTP; they are off unless this is set"),
     ] = None
+    otlp_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="where traces of requests go, by OTLP over gRPC; unset: OTEL_EXPORTER_OTLP_ENDPOINT, or nowhere"
+        ),
+    ] = None
     insecure: Annotated[
         bool,
         Meta(description="serve without encryption on addresses that other machines can reach"),

@@ -14,6 +14,7 @@ from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.readers import Readers
 from chairlift_service.requests.recorder import RequestRecorder
 from chairlift_service.requests.registry import Registry
+from chairlift_service.requests.request_tracer import RequestTracer
 from chairlift_service.requests.worker_port import WorkerPort
 
 _log = structlog.get_logger(__name__)
@@ -26,12 +27,19 @@ class Dispatcher:
     """
 
     def __init__(
-        self, *, registry: Registry, readers: Readers, port: WorkerPort, recorder: RequestRecorder | None = None
+        self,
+        *,
+        registry: Registry,
+        readers: Readers,
+        port: WorkerPort,
+        recorder: RequestRecorder | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         self._registry = registry
         self._readers = readers
         self._port = port
         self._recorder = recorder
+        self._tracer = tracer
 
     def apply(self, step: StepMsg) -> None:
         """Applies one step."""
@@ -75,6 +83,8 @@ class Dispatcher:
             ending = msgspec.structs.replace(ending, reason=EndingReason.CANCELLED)
         if self._recorder is not None:
             self._recorder.ended(generation, ending)
+        if self._tracer is not None:
+            self._tracer.ended(generation, ending)
         self._registry.confirm(generation, convert.ending_error(ending) or ending)
         _log.info(
             "request ended",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from chairlift.v1 import event_pb2
@@ -36,7 +37,9 @@ class Generation:
     unwanted: bool = False  # a detached one's result is not kept
     paused: bool = False  # the service is, and this with it
     waiting: bool = False  # counts in the admission's bound
+    trace_headers: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the caller's trace
     received_ns: int = 0  # CLOCK_MONOTONIC; when its call was read
+    sent_ns: int = 0  # the same; when the worker was sent it
     last_token_ns: int = 0  # the same of its newest token, where that is recorded; 0: there is none
     size: int = 0  # bytes accounted for its kept result
 

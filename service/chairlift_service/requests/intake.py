@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chairlift.v1 import request_pb2
 from chairlift_worker.ipc.messages import NO_DEADLINE
@@ -34,7 +34,14 @@ class Intake:
         self._port = port
         self._uids = itertools.count(1)
 
-    async def own(self, message: request_pb2.GenerationRequest, *, path: str, time_remaining: float | None) -> Lease:
+    async def own(
+        self,
+        message: request_pb2.GenerationRequest,
+        *,
+        path: str,
+        time_remaining: float | None,
+        trace_headers: Mapping[str, str],
+    ) -> Lease:
         """A request that its call owns, and the lease of it.
 
         `time_remaining` is that until the call's deadline, in seconds; None if it has none. Raises ServiceError.
@@ -42,14 +49,22 @@ class Intake:
         if time_remaining is not None and time_remaining <= 0:
             raise ServiceError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request was read")
         deadline_ns = convert.deadline_ns(now_ns=time.monotonic_ns(), time_remaining=time_remaining)
-        generations = await self._admit([message], paths=[path], detached=False, deadline_ns=deadline_ns)
+        generations = await self._admit(
+            [message], paths=[path], detached=False, deadline_ns=deadline_ns, trace_headers=trace_headers
+        )
         return Lease(generations=generations, registry=self._registry, port=self._port)
 
     async def detach(
-        self, messages: Sequence[request_pb2.GenerationRequest], *, paths: Sequence[str]
+        self,
+        messages: Sequence[request_pb2.GenerationRequest],
+        *,
+        paths: Sequence[str],
+        trace_headers: Mapping[str, str],
     ) -> list[Generation]:
         """Requests that live on without a reader. `paths` tells where each stands in the call. Raises ServiceError."""
-        return await self._admit(messages, paths=paths, detached=True, deadline_ns=NO_DEADLINE)
+        return await self._admit(
+            messages, paths=paths, detached=True, deadline_ns=NO_DEADLINE, trace_headers=trace_headers
+        )
 
     async def _admit(
         self,
@@ -58,6 +73,7 @@ class Intake:
         paths: Sequence[str],
         detached: bool,
         deadline_ns: int,
+        trace_headers: Mapping[str, str],
     ) -> list[Generation]:
         received_ns = time.monotonic_ns()
         self._lifecycle.accepting()
@@ -71,9 +87,7 @@ class Intake:
         model = self._lifecycle.accepting()
         self._admission.check_tokens(sum(request.num_prompt_tokens for request in requests))
         check_free(self._registry, (request.request_id for request in requests))
-        generations = [
-            self._generation(request, model=model, detached=detached, received_ns=received_ns) for request in requests
-        ]
+        generations = [self._generation(request, model=model, detached=detached) for request in requests]
         arrival_ns = time.monotonic_ns()
         # In an order in which common prefixes meet in the cache, where there is something to meet.
         order = sorted(generations, key=_prompt) if model.prefix_sharing else generations
@@ -84,10 +98,12 @@ class Intake:
             ]
         )
         for generation in generations:
+            generation.trace_headers = trace_headers
+            generation.received_ns, generation.sent_ns = received_ns, arrival_ns
             self._registry.add(generation)
         return generations
 
-    def _generation(self, request: ValidRequest, *, model: ServedModel, detached: bool, received_ns: int) -> Generation:
+    def _generation(self, request: ValidRequest, *, model: ServedModel, detached: bool) -> Generation:
         decoder = (
             Detokenizer(
                 tokenizer=model.tokenizer,
@@ -97,13 +113,7 @@ class Intake:
             if request.want_text
             else None
         )
-        return Generation(
-            uid=next(self._uids),
-            request=request,
-            detached=detached,
-            output=OutputLog(decoder=decoder),
-            received_ns=received_ns,
-        )
+        return Generation(uid=next(self._uids), request=request, detached=detached, output=OutputLog(decoder=decoder))
 
 
 async def _validate(message: request_pb2.GenerationRequest, *, path: str, model: ServedModel) -> ValidRequest:

@@ -13,6 +13,7 @@ from chairlift_service.requests.admission import Admission
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.kept import Departed, KeptResults
 from chairlift_service.requests.readers import Readers
+from chairlift_service.requests.request_tracer import RequestTracer
 from chairlift_service.requests.worker_port import WorkerPort
 
 
@@ -26,10 +27,13 @@ class Registry:
     An ended generation stays live until the worker confirms it, so that late output always finds its owner.
     """
 
-    def __init__(self, *, admission: Admission, kept: KeptResults, readers: Readers) -> None:
+    def __init__(
+        self, *, admission: Admission, kept: KeptResults, readers: Readers, tracer: RequestTracer | None = None
+    ) -> None:
         self._admission = admission
         self._kept = kept
         self._readers = readers
+        self._tracer = tracer
         self.departed = Departed()
         self._paused = False
         self._live: dict[int, Generation] = {}
@@ -121,6 +125,8 @@ class Registry:
     def fail_all(self, error: ServiceError) -> None:
         """Ends every live generation, and every open reader: the worker is gone, or the service is going."""
         for generation in list(self._live.values()):
+            if self._tracer is not None:
+                self._tracer.lost(generation, error)
             self.confirm(generation, error)
             self._readers.notify(generation)
         self._readers.end_all(error)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 import structlog
 
 from chairlift_service import errors
 from chairlift_service.errors import Reason, ServiceError
+
+_TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
 
 _log = structlog.get_logger(__name__)
 
@@ -25,6 +27,10 @@ class CallContext(Protocol):
 
     def time_remaining(self) -> float | None:
         """Seconds until the caller's deadline, not below 0; None if it has none."""
+        ...
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
+        """What the caller sent along."""
         ...
 
     async def send_initial_metadata(self, initial_metadata: Any) -> None:
@@ -81,6 +87,11 @@ def guarded(handler: Handler[_Self, _Request, _Response]) -> Handler[_Self, _Req
         raise AssertionError("abort returned")
 
     return guard
+
+
+def trace_headers(context: CallContext) -> dict[str, str]:
+    """The caller's trace, as W3C Trace Context has it."""
+    return {key: str(value) for key, value in context.invocation_metadata() or () if key in _TRACE_HEADERS}
 
 
 def request_id_metadata(request_id: str) -> tuple[tuple[str, str | bytes], ...]:

@@ -19,7 +19,7 @@ from chairlift_service.requests.output_log import LogSlice
 from chairlift_service.requests.readers import Reader, Readers
 from chairlift_service.requests.registry import Registry, readable
 from chairlift_service.servicers import events
-from chairlift_service.servicers.edge import CallContext, guarded, request_id_metadata
+from chairlift_service.servicers.edge import CallContext, guarded, request_id_metadata, trace_headers
 from chairlift_service.validate import is_name
 
 _pb = generation_service_pb2
@@ -79,16 +79,18 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             return _pb.CompleteResponse(accepted=events.accepted(generation), choices=[choice])
 
     @guarded
-    async def AddRequest(self, request: _pb.AddRequestRequest, context: CallContext) -> _pb.AddRequestResponse:  # noqa: N802, ARG002 - gRPC's signature
+    async def AddRequest(self, request: _pb.AddRequestRequest, context: CallContext) -> _pb.AddRequestResponse:  # noqa: N802 - gRPC's name
         """Adds a request that lives on without a reader. This call's deadline is not the request's."""
-        (generation,) = await self._intake.detach([request.request], paths=["request"])
+        (generation,) = await self._intake.detach(
+            [request.request], paths=["request"], trace_headers=trace_headers(context)
+        )
         return _pb.AddRequestResponse(accepted=events.accepted(generation))
 
     @guarded
-    async def AddRequests(self, request: _pb.AddRequestsRequest, context: CallContext) -> _pb.AddRequestsResponse:  # noqa: N802, ARG002 - gRPC's signature
+    async def AddRequests(self, request: _pb.AddRequestsRequest, context: CallContext) -> _pb.AddRequestsResponse:  # noqa: N802 - gRPC's name
         """Adds all of a batch, or none."""
         paths = [f"requests[{i}]" for i in range(len(request.requests))]
-        generations = await self._intake.detach(request.requests, paths=paths)
+        generations = await self._intake.detach(request.requests, paths=paths, trace_headers=trace_headers(context))
         return _pb.AddRequestsResponse(accepted=[events.accepted(generation) for generation in generations])
 
     @guarded
@@ -117,7 +119,12 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         return response
 
     async def _own(self, message: request_pb2.GenerationRequest, context: CallContext) -> Lease:
-        lease = await self._intake.own(message, path="request", time_remaining=context.time_remaining())
+        lease = await self._intake.own(
+            message,
+            path="request",
+            time_remaining=context.time_remaining(),
+            trace_headers=trace_headers(context),
+        )
         structlog.contextvars.bind_contextvars(request_id=lease.generations[0].request_id)
         return lease
 

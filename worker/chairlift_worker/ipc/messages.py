@@ -134,6 +134,14 @@ class StartedMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int  # prompt tokens that came from the prefix cache
 
 
+class Turn(enum.IntEnum):
+    """What befell a request on its way."""
+
+    PREEMPTED = 1  # gave its pages up, to be computed again
+    SWAPPED = 2  # its pages went to the swap pool
+    RESUMED = 3  # is in the batch again
+
+
 class EndingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request left the worker: nothing of this uid follows. Its last tokens may stand in the same `StepMsg`."""
 
@@ -146,6 +154,7 @@ class EndingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     swapped_ns: int
     preemptions: int
     cached_tokens: int  # at its first start
+    turns: tuple[tuple[Turn, int], ...] = ()  # and when, CLOCK_MONOTONIC ns; the first `MAX_TURNS` of them
 
 
 class StepMsg(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):

@@ -77,6 +77,8 @@ def test_every_mode_gives_transformers_ids(mode: str, kind: str) -> None:
         figures = assert_idle(server).statistics
         with Client(server.target) as client:
             config = {setting.name: setting.value for setting in client.get_server().config}
+        assert figures["swap_blocks_total"] == int(config["swap_blocks"])
+        assert 0 < figures["busy_ns"] / figures["steps"] < 60e9
         if swaps:
             assert figures["preemptions_swap"] > 0, "nothing was swapped: the test means nothing"
             assert int(config["swap_blocks"]) > 0

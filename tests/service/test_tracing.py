@@ -13,30 +13,16 @@ import grpc
 import pytest
 from chairlift.v1 import generation_service_pb2
 from chairlift_service.tracing import TracingError, make_tracer
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 from structlog.testing import capture_logs
+from support.collector import Collector, attributes, since_queued
 from support.fake_worker import CRASH_TOKEN, ERROR_TOKEN, SWAPPED_TOKEN
 from support.served import eventually, generate, ids_request, refusal, rest, serving
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
 MS = 1_000_000
-
-
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps every span."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.resource: dict[str, str] = {}
-
-    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
-        for resource in request.resource_spans:
-            self.resource = {each.key: each.value.string_value for each in resource.resource.attributes}
-            for scope in resource.scope_spans:
-                self.spans.extend(scope.spans)
-        return trace_service_pb2.ExportTraceServiceResponse()
 
 
 @pytest.fixture
@@ -48,17 +34,6 @@ async def collector() -> AsyncIterator[tuple[Collector, str]]:
     await server.start()
     yield made, f"http://127.0.0.1:{port}"
     await server.stop(0)
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
-
-
-def since_queued(span: Any) -> dict[str, int]:
-    """The span's events, in order, in nanoseconds from the first of them."""
-    times = [event.time_unix_nano for event in span.events]
-    assert times == sorted(times)
-    return {event.name: event.time_unix_nano - times[0] for event in span.events}
 
 
 async def test_a_request_is_a_span_of_the_callers_trace_with_the_workers_events(collector: Any) -> None:

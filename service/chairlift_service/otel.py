@@ -61,7 +61,9 @@ class OtelTracer:
                 "chairlift.preemptions": ending.preemptions,
             }
         )
-        _end(span, generation, convert.ending_error(ending), end_time=moments[-1][1] + shift_ns)
+        # What the service itself ended (an operator's Stop, for one) is CANCELLED to the worker.
+        told = generation.ending if isinstance(generation.ending, ServiceError) else convert.ending_error(ending)
+        _end(span, generation, told, end_time=moments[-1][1] + shift_ns)
 
     def lost(self, generation: Generation, error: ServiceError) -> None:
         """A span of which only the service's part is known."""

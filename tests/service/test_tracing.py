@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from chairlift.v1 import generation_service_pb2
+from chairlift.v1 import admin_service_pb2, generation_service_pb2
 from chairlift_service.tracing import TracingError, make_tracer
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
@@ -120,6 +120,18 @@ async def test_a_failure_is_a_span_with_its_reason(collector: Any) -> None:
     assert failed.status.code == lost.status.code == trace_pb2.Status.STATUS_CODE_ERROR
     assert attributes(failed)["gen_ai.usage.output_tokens"] == 2
     assert list(lost.events) == []
+
+
+async def test_what_an_operator_stops_says_so(collector: Any) -> None:
+    collected, endpoint = collector
+    async with serving(script={"step_s": 0.01}, admin=True, otlp_endpoint=endpoint) as served:
+        call = served.generation.Generate(generate(5, max_new_tokens=1000))
+        await call.read()
+        await served.admin.Stop(admin_service_pb2.StopRequest())
+        assert (await refusal(call)).reason == "STOPPED"
+        await served.idle()
+    (span,) = collected.spans
+    assert attributes(span)["error.type"] == "STOPPED"
 
 
 async def test_opentelemetrys_own_variable_turns_traces_on(collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from chairlift_worker.ipc.messages import EndingReason
@@ -65,7 +66,9 @@ def within_rounding(spec: SampleSpec) -> Iterator[SampleSpec]:
     yield spec
     if spec.temperature >= 1e-5 and (spec.min_p > 0 or spec.top_p < 1):
         for min_p, top_p in itertools.product((0, -CUT_OFF_ROUNDING, CUT_OFF_ROUNDING), repeat=2):
-            yield replace(spec, min_p=spec.min_p * (1 + min_p), top_p=min(1.0, spec.top_p * (1 + top_p)))
+            yield msgspec.structs.replace(
+                spec, min_p=spec.min_p * (1 + min_p), top_p=min(1.0, spec.top_p * (1 + top_p))
+            )
 
 
 @dataclass

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from chairlift_worker.attention.native_kernel import Isa
 from chairlift_worker.control import Control
 from chairlift_worker.engine import Engine
 from chairlift_worker.executor import ModelExecutor
@@ -37,6 +38,7 @@ from chairlift_worker.pass_config import PassConfig
 from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.plan import StepPlan, StepResult
 from chairlift_worker.roster import Roster
+from chairlift_worker.runner import Runner
 from chairlift_worker.runner.replay import GraphForward
 from chairlift_worker.scheduler import Scheduler, StepLimits
 from chairlift_worker.speculation.policy import ALWAYS_DRAFT, StepCosts
@@ -46,6 +48,7 @@ from chairlift_worker.swap.policy import ALWAYS_SWAP, SwapCosts
 from chairlift_worker.swap.pool import SwapPool
 from chairlift_worker.swap.space import SwapSpace
 
+from support.decoder_runner import decoder_runner
 from support.foresight import Seer
 from support.runners import PLAIN, module_runner
 
@@ -71,6 +74,7 @@ class Shape:
     costs: SwapCosts = ALWAYS_SWAP
     depth: int = 1  # steps in flight: 2 is async batching
     backend: str = "native"
+    isa: Isa | None = None  # of the native decoder; None: the transformers module computes
     max_blocks_per_request: int = 0  # of the decode fast path; 0 is off
     limits: StepLimits = LIMITS
     passes: PassConfig = PLAIN
@@ -145,6 +149,29 @@ class NoWeights:
         raise AssertionError("no test updates the weights here")
 
 
+def _runner(model: LoadedModel, shape: Shape) -> Runner:
+    if shape.isa is not None:
+        return decoder_runner(
+            model,
+            shape.layout(model),
+            num_sectors=shape.num_sectors,
+            isa=shape.isa,
+            max_blocks_per_request=shape.max_blocks_per_request,
+            max_requests=shape.limits.max_requests_per_batch,
+        )
+    return module_runner(
+        model.module,
+        shape.layout(model),
+        backend=shape.backend,
+        num_sectors=shape.num_sectors,
+        max_blocks_per_request=shape.max_blocks_per_request,
+        max_requests=shape.limits.max_requests_per_batch,
+        max_batch_tokens=shape.limits.max_batch_tokens,
+        passes=shape.passes,
+        num_inputs=shape.depth,
+    )
+
+
 class Rig:
     """An engine and what it told of each request. Time is counted in turns."""
 
@@ -154,17 +181,7 @@ class Rig:
         """`texts` has prompts and outputs by uid, for a shape with foresight."""
         self.shape = shape
         self.layout = shape.layout(model)
-        self.runner = module_runner(
-            model.module,
-            self.layout,
-            backend=shape.backend,
-            num_sectors=shape.num_sectors,
-            max_blocks_per_request=shape.max_blocks_per_request,
-            max_requests=shape.limits.max_requests_per_batch,
-            max_batch_tokens=shape.limits.max_batch_tokens,
-            passes=shape.passes,
-            num_inputs=shape.depth,
-        )
+        self.runner = _runner(model, shape)
         self.mover = SwapMover(sectors=self.runner.cache.sectors, num_slots=shape.swap_slots)
         self.executor = Recorder(ModelExecutor(runner=self.runner, mover=self.mover, faults=Faults("")))
         self.memory = PagedMemory(num_pages=shape.num_sectors, layout=self.layout, sharing=shape.sharing)

@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from chairlift_worker.attention.native_kernel import isas
+from chairlift_worker.decoder.recipe import recipe_fault
 from chairlift_worker.graph_choice import GraphOptions
 from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, FlushPrefixCacheMsg, SamplingMsg
 from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.model.loaded import LoadedModel
+from chairlift_worker.pace import Pace
 from chairlift_worker.pass_config import PassConfig
 from chairlift_worker.scheduler import StepLimits
 from chairlift_worker.speculation.policy import ALWAYS_DRAFT, StepCosts
@@ -165,6 +168,7 @@ def random_limits(generator: random.Random) -> StepLimits:
         max_requests_per_batch=min(max_batch_tokens, generator.choice([12, 12, 12, 5, 1])),
         scheduler_type=generator.choice(["fifo", "prefill_first"]),
         safety_margin=generator.choice([0.0, 0.0, 0.15, 0.9]),
+        pace=generator.choice([None, Pace(step_ns=1.0, token_ns=1.0, max_stretch=2.0)]),
     )
 
 
@@ -176,6 +180,8 @@ def random_shape(generator: random.Random, jobs: Sequence[Job], model: LoadedMod
     needed = [layout.peak(0, job.max_total, limits.max_prefill_chunk) for job in jobs]
     least, enough = max(needed), sum(needed)
     backend = generator.choice(["native", "native", "sdpa"])
+    takes_decoder = backend == "native" and recipe_fault(model.module, model.attention_options) is None
+    isa = generator.choice([None, *isas()]) if takes_decoder else None
     fast_path = backend == "native" and not model.has_sliding_layers
     depth = generator.choice([1, 2])
     drafts = generator.choice([None, DraftLimits(num_tokens=generator.choice([1, 3, 7]), min_len=1, max_len=3)])
@@ -190,7 +196,8 @@ def random_shape(generator: random.Random, jobs: Sequence[Job], model: LoadedMod
         backend=backend,
         max_blocks_per_request=generator.choice([0, 4, 64]) if fast_path else 0,
         limits=limits,
-        passes=generator.choice(graphs) if backend == "native" else PLAIN,
+        isa=isa,
+        passes=generator.choice(graphs) if backend == "native" and isa is None else PLAIN,
         drafts=drafts if depth == 1 else None,
         foresight=generator.random() < 0.6,
         draft_costs=generator.choice([ALWAYS_DRAFT, ALWAYS_DRAFT, FEW_TOKENS_ARE_CHEAP]),

@@ -54,6 +54,7 @@ def workloads(draw: st.DrawFn, *, windows: tuple[int | None, ...] = (None,)) -> 
                 "max_new_tokens": draw(st.integers(1, longest - prompt_len + 1)),
                 "arrives": draw(st.integers(0, 30)),
                 "cancelled": draw(st.one_of(st.none(), st.none(), st.integers(0, 60))),
+                "held": draw(st.one_of(st.none(), st.none(), st.tuples(st.integers(0, 30), st.integers(1, 30)))),
                 "seed": draw(st.integers(0, 3)),
                 "stop_ids": tuple(draw(st.lists(st.integers(0, 999), max_size=30))),
             }
@@ -88,6 +89,10 @@ def run_and_compare(bench: Bench, requests: list[dict]) -> None:
                 )
             if request["cancelled"] == tick:
                 bench.roster.cancel(uids[request["uid"]], bench.now)
+            if request["held"] is not None:
+                first, num_ticks = request["held"]
+                if tick in (first, first + num_ticks):
+                    bench.roster.hold(uids[request["uid"]], held=tick == first)
         if bench.step() is None and tick > 60:
             break
     for request in requests:
@@ -107,7 +112,7 @@ def run_and_compare(bench: Bench, requests: list[dict]) -> None:
             assert bench.outputs[uid] == expected
             stopped = expected[-1] in request["stop_ids"]
             assert ending.reason is (EndingReason.STOP if stopped else EndingReason.LENGTH)
-        assert ending.preemptions <= 4
+        assert ending.preemptions <= (4 if request["held"] is None else 5)
         assert ending.cached_tokens < len(request["prompt"])
     counters = bench.roster.counters
     assert 0 <= counters.accepted_draft_tokens <= counters.draft_tokens

@@ -26,6 +26,7 @@ from chairlift_worker.ipc.messages import (
     EndingReason,
     FlushedMsg,
     FlushPrefixCacheMsg,
+    HoldMsg,
     ModelCardMsg,
     PauseMsg,
     ReadyMsg,
@@ -71,6 +72,8 @@ class Script:
 
     tokenizer_dir: str = ""
     generation_config: dict[str, object] = dataclasses.field(default_factory=dict)
+    context_len: int = CONTEXT_LEN
+    cache_len: int = CACHE_LEN
     max_running: int = 64  # others wait
     step_s: float = 0.001  # pause before each step
     start_s: float = 0.0  # pause before it says that it is ready
@@ -89,6 +92,7 @@ class Row:
     prompt: array[int]
     num_generated: int = 0
     started: bool = False
+    held: bool = False
 
 
 class FakeWorker:
@@ -122,7 +126,7 @@ class FakeWorker:
                 self._handle(record)
         self._expire()
         self._end_update()
-        if (self._rows and not self._stands_still) or self._endings:
+        if (not self._stands_still and any(not row.held for row in self._rows.values())) or self._endings:
             time.sleep(self._script.step_s)
             self._step()
         elif wait_s and self._script.deaf:
@@ -143,8 +147,8 @@ class FakeWorker:
             architecture="FakeForCausalLM",
             tokenizer_dir=self._script.tokenizer_dir,
             vocab_size=VOCAB_SIZE,
-            context_len=CONTEXT_LEN,
-            cache_len=CACHE_LEN,
+            context_len=self._script.context_len,
+            cache_len=self._script.cache_len,
             eos_token_ids=(EOS_ID,),
             dtype="float32",
             num_parameters=1234,
@@ -160,6 +164,9 @@ class FakeWorker:
                 self._rows[message.uid] = Row(message, array("i", message.prompt))
             case CancelMsg(uid=uid):
                 self._end(uid, EndingReason.CANCELLED)
+            case HoldMsg(uid=uid, held=held):
+                if uid in self._rows:
+                    self._rows[uid].held = held
             case FlushPrefixCacheMsg(op=op):
                 self._send(FlushedMsg(op=op, num_pages=NUM_FLUSHED))
             case PauseMsg(op=op):
@@ -205,8 +212,8 @@ class FakeWorker:
         self._steps += 1
         uids, token_ids, logprobs = array("Q"), array("i"), array("f")
         started = []
-        rows = [] if self._stands_still else list(self._rows.items())[: self._script.max_running]
-        for uid, row in rows:
+        moving = [] if self._stands_still else [(uid, row) for uid, row in self._rows.items() if not row.held]
+        for uid, row in moving[: self._script.max_running]:
             if not row.started:
                 row.started = True
                 self._prompt_tokens += len(row.prompt)

@@ -12,6 +12,7 @@ from chairlift_worker.ipc.messages import (
     AddRequestMsg,
     AnswerMsg,
     CancelMsg,
+    HoldMsg,
     RequestMsg,
     ShutdownMsg,
     WorkerMsg,
@@ -99,6 +100,8 @@ class Engine:
                 self._roster.add(Request(message))
             case CancelMsg():
                 self._roster.cancel(message.uid, self._clock())
+            case HoldMsg():
+                self._roster.hold(message.uid, held=message.held)
             case ShutdownMsg():
                 self._stopping = True
             case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from chairlift_worker.ipc.messages import EndingReason, Turn
@@ -31,7 +32,8 @@ class Counters:
 class Roster:
     """Owns the worker's requests: each is waiting, without pages, or active, with pages.
 
-    A waiting request's pages may lie in the swap pool; it is SWAPPED then, and waits like any other.
+    A waiting request's pages may lie in the swap pool; it is SWAPPED then, and waits like any other. One that is held
+    gets no tokens. It keeps its pages as long as nobody else can use them.
     """
 
     def __init__(self, *, memory: PagedMemory, swap: SwapSpace) -> None:
@@ -39,7 +41,8 @@ class Roster:
         self.swap = swap
         self.outbox = Outbox()
         self.counters = Counters()
-        self.waiting = WaitingQueue()
+        self.held: set[int] = set()  # uids, waiting or active; this class changes it
+        self.waiting = WaitingQueue(self.held)
         self.active: dict[int, Request] = {}
         self.num_swapped = 0
         self._requests: dict[int, Request] = {}
@@ -55,6 +58,24 @@ class Roster:
     def get(self, uid: int) -> Request | None:
         """The request, unless it is over."""
         return self._requests.get(uid)
+
+    @property
+    def going_on(self) -> Collection[Request]:
+        """Active requests that are not held."""
+        active = self.active.values()
+        return [request for request in active if request.uid not in self.held] if self.held else active
+
+    def hold(self, uid: int, *, held: bool) -> None:
+        """Holds a request, or lets it go on; one that is over, or unknown, is let be."""
+        request = self._requests.get(uid)
+        if request is None:
+            return
+        if held:
+            self.held.add(uid)
+        elif uid in self.held:
+            self.held.discard(uid)
+            if uid in self.waiting:
+                self.waiting.push(request)
 
     def cancel(self, uid: int, now_ns: int) -> None:
         """Ends a request in any state; one that is over, or unknown, is let be."""
@@ -107,6 +128,15 @@ class Roster:
             self.counters.preemptions_recompute += 1
         request.progress.preemptions += 1
 
+    def make_way(self, now_ns: int) -> bool:
+        """Takes the pages of held requests if somebody waits; whether there were such."""
+        if not self.held or self.waiting.first() is None:
+            return False
+        idle = [request for request in self.active.values() if request.uid in self.held]
+        for request in idle:
+            self.preempt(request, now_ns)
+        return bool(idle)
+
     def give_up_computed(self, now_ns: int) -> int:
         """Takes all requests' pages, since what they hold is of no use any more; returns how many had some.
 
@@ -126,6 +156,7 @@ class Roster:
     def end(self, request: Request, reason: EndingReason, now_ns: int, error: str = "") -> None:
         """Lets the request and its pages go, and tells of it."""
         del self._requests[request.uid]
+        self.held.discard(request.uid)
         self.waiting.discard(request.uid)
         if self.active.pop(request.uid, None) is not None:
             self.memory.release(request)
@@ -157,6 +188,7 @@ class Roster:
                 expected = RequestState.SWAPPED if request.saved else RequestState.WAITING
                 assert request.state is expected, f"{request.uid} waits"
                 assert not request.table.sectors, f"request {request.uid} waits and holds pages"
+        assert self.held <= self._requests.keys(), "somebody is held who is not there"
         num_swapped = sum(request.saved is not None for request in self._requests.values())
         assert self.num_swapped == num_swapped, "swapped requests are counted wrongly"
         if not self.active:

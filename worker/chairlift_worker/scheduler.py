@@ -22,7 +22,7 @@ from chairlift_worker.speculation.speculator import Candidate, Speculator
 # A request that lost its pages this often comes back only when nobody active can take them again.
 CAREFUL_AFTER: Final = 2
 # Waiting requests that are passed over in one step because somebody computes their prefix right now.
-MAX_HELD: Final = 64
+MAX_PASSED_OVER: Final = 64
 _RANK: Final = attrgetter("rank")
 
 
@@ -56,6 +56,8 @@ class Scheduler:
         self._prompt_room = self._find_prompt_room()
         self._plan_active(rows, now_ns)
         self._plan_waiting(rows, now_ns)
+        if self._roster.make_way(now_ns):
+            self._plan_waiting(rows, now_ns)
         if not rows:
             return None
         if self._speculator is not None:
@@ -122,7 +124,7 @@ class Scheduler:
         active = self._roster.active
         first = RequestState.PREFILLING if self._limits.scheduler_type == "prefill_first" else RequestState.DECODING
         budget = self._limits.max_batch_tokens
-        by_rank = sorted(active.values(), key=_RANK)
+        by_rank = sorted(self._roster.going_on, key=_RANK)
         preferred = [request for request in by_rank if request.state is first]
         for request in (*preferred, *(request for request in by_rank if request.state is not first)):
             if request.uid not in active:  # gave its pages to one before it
@@ -142,7 +144,7 @@ class Scheduler:
         """
         roster = self._roster
         budget = self._limits.max_batch_tokens - sum(row.num_tokens for row in rows.values())
-        held: list[Request] = []
+        passed_over: list[Request] = []
         if not budget or not roster.waiting or len(roster.active) >= self._limits.max_requests_per_batch:
             return
         owed = self._memory.demand(roster.active.values(), self._limits.max_prefill_chunk)
@@ -150,14 +152,14 @@ class Scheduler:
             budget
             and self._prompt_room
             and len(roster.active) < self._limits.max_requests_per_batch
-            and len(held) < MAX_HELD
+            and len(passed_over) < MAX_PASSED_OVER
         ):
             request = roster.waiting.first()
             if request is None or self._is_scarce():
                 break
             match = self._memory.match(request)
             if match.being_computed or self._share(request, budget) == 0:
-                held.append(roster.waiting.pop())
+                passed_over.append(roster.waiting.pop())
                 continue
             wanted = self._wanted(request, owed) - match.num_pages
             if roster.active and wanted > self._memory.num_available_after(match):
@@ -169,7 +171,7 @@ class Scheduler:
             owed += self._memory.demand((request,), self._limits.max_prefill_chunk)
             rows[request.uid] = self._take_row(request, num_tokens)
             budget -= num_tokens
-        for request in held:
+        for request in passed_over:
             roster.waiting.push(request)
 
     def _plan_drafts(self, rows: dict[int, RowPlan], speculator: Speculator) -> None:
@@ -216,7 +218,7 @@ class Scheduler:
         if pace is None:
             return self._limits.max_batch_tokens
         decoding = RequestState.DECODING
-        num_decoding = sum(request.state is decoding for request in self._roster.active.values())
+        num_decoding = sum(request.state is decoding for request in self._roster.going_on)
         return pace.prompt_tokens(num_decoding) if num_decoding else self._limits.max_batch_tokens
 
     def _take_row(self, request: Request, num_tokens: int) -> RowPlan:
@@ -230,9 +232,10 @@ class Scheduler:
         return bool(self._roster.active) and pool.num_available < self._limits.safety_margin * pool.num_pages
 
     def _make_room(self, request: Request, num_tokens: int, rows: dict[int, RowPlan], now_ns: int) -> bool:
-        """Grows the request's pages, if need be by taking those of requests that rank after it."""
+        """Grows the request's pages, if need be by taking those of requests that are held, then that rank after it."""
+        held = self._roster.held
         while not self._memory.grow(request, num_tokens):
-            victim = max(self._roster.active.values(), key=_RANK)
+            victim = max(self._roster.active.values(), key=lambda other: (other.uid in held, other.rank))
             if victim is request and len(self._roster.active) == 1:
                 if request.computed < request.planned:
                     return False  # the step in flight lets its window move on, which gives room

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from chairlift_worker.request import Request
@@ -14,10 +15,12 @@ class WaitingQueue:
     """In order of rank: by arrival, with priority as a head start. Who gave up its pages comes back to its old place.
 
     Adding and removing cost O(log n); a removed entry stays in the heap until it comes to the front, or until
-    such entries are the larger part.
+    such entries are the larger part. Who is `held`, a set that its owner changes, waits outside of the order and is to
+    be pushed again when it is held no more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: AbstractSet[int] = frozenset()) -> None:
+        self._held = held
         self._heap: list[tuple[int, int]] = []  # ranks, which end with the uid
         self._requests: dict[int, Request] = {}
 
@@ -34,7 +37,7 @@ class WaitingQueue:
 
     def first(self) -> Request | None:
         """The next in order, which stays."""
-        while self._heap and self._heap[0][1] not in self._requests:
+        while self._heap and (self._heap[0][1] not in self._requests or self._heap[0][1] in self._held):
             heapq.heappop(self._heap)
         return self._requests[self._heap[0][1]] if self._heap else None
 

@@ -48,6 +48,13 @@ class CancelMsg(msgspec.Struct, frozen=True, array_like=True, tag="cancel", gc=F
     uid: int
 
 
+class HoldMsg(msgspec.Struct, frozen=True, array_like=True, tag="hold", gc=False):
+    """Give a request no more tokens, or, where not `held`, go on with it. A uid that is unknown, or over, is let be."""
+
+    uid: int
+    held: bool
+
+
 class FlushPrefixCacheMsg(msgspec.Struct, frozen=True, array_like=True, tag="flush", gc=False):
     """Forget the cached pages that no request uses; answered by `FlushedMsg`."""
 
@@ -78,7 +85,7 @@ class ShutdownMsg(msgspec.Struct, frozen=True, array_like=True, tag="shutdown", 
 
 
 ControlMsg = FlushPrefixCacheMsg | PauseMsg | ResumeMsg | UpdateWeightsMsg
-RequestMsg = AddRequestMsg | CancelMsg | ControlMsg | ShutdownMsg
+RequestMsg = AddRequestMsg | CancelMsg | HoldMsg | ControlMsg | ShutdownMsg
 
 
 class SettingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -15,6 +15,7 @@ from chairlift_service.link import Link
 from chairlift_service.metrics.collector import Metered, ServiceCollector
 from chairlift_service.operations import Operations
 from chairlift_service.requests.admission import Admission
+from chairlift_service.requests.brake import Brake
 from chairlift_service.requests.canceller import Canceller
 from chairlift_service.requests.dispatch import Dispatcher
 from chairlift_service.requests.intake import Intake
@@ -61,7 +62,8 @@ class Core:
         main_health, admin_health = Health(services=MAIN_SERVICES), Health(services=ADMIN_SERVICES)
         lifecycle = Lifecycle(healths=(main_health, admin_health))
         link = Link(channel=channel)
-        readers = Readers()
+        brake = Brake(port=link, buffer_tokens=settings.reader_buffer_tokens, patience_s=settings.slow_reader_timeout)
+        readers = Readers(brake=brake)
         admission = Admission(max_requests=settings.max_waiting_requests, max_tokens=settings.max_waiting_tokens)
         kept = KeptResults(ttl_s=settings.result_ttl, max_bytes=settings.result_memory)
         tracer = make_tracer(settings.otlp_endpoint, os.environ)

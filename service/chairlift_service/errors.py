@@ -40,6 +40,7 @@ class Reason(enum.StrEnum):
     REQUEST_NOT_FOUND = "REQUEST_NOT_FOUND"
     RESULT_EXPIRED = "RESULT_EXPIRED"
     READER_REPLACED = "READER_REPLACED"
+    READER_TOO_SLOW = "READER_TOO_SLOW"
     QUEUE_FULL = "QUEUE_FULL"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     DRAINING = "DRAINING"
@@ -81,6 +82,9 @@ TABLE: Final[Mapping[Reason, Row]] = {
     Reason.REQUEST_NOT_FOUND: Row(_CODE.NOT_FOUND, "No request of this id is live or kept."),
     Reason.RESULT_EXPIRED: Row(_CODE.OUT_OF_RANGE, "The result, or its part from this index, is no longer kept."),
     Reason.READER_REPLACED: Row(_CODE.ABORTED, "Another reader took the result over."),
+    Reason.READER_TOO_SLOW: Row(
+        _CODE.RESOURCE_EXHAUSTED, "The stream was read too slowly for too long.", retry_after=1.0
+    ),
     Reason.QUEUE_FULL: Row(_CODE.RESOURCE_EXHAUSTED, "Too many requests wait.", retry_after=1.0),
     Reason.MESSAGE_TOO_LARGE: Row(_CODE.RESOURCE_EXHAUSTED, "The request is larger than what the service passes on."),
     Reason.DRAINING: Row(_CODE.FAILED_PRECONDITION, "The service finishes what it has and takes nothing new."),

@@ -16,6 +16,7 @@ from chairlift_worker.ipc.messages import (
     ControlMsg,
     DoneMsg,
     FlushedMsg,
+    HoldMsg,
     ReadyMsg,
     ShutdownMsg,
     StartFailedMsg,
@@ -33,10 +34,10 @@ MAX_RECORDS_PER_TURN: Final = 32
 """Records handled before the event loop gets a turn."""
 
 LEFT_FOR_CANCELS_BYTES: Final = 16 * 1024
-"""Room in the requests ring that new requests leave free: some 500 cancellations."""
+"""Room in the requests ring that new requests leave free: some 500 cancellations, or holds."""
 
 RETRY_S: Final = 0.005
-"""How long to wait for room in a full ring before the next try to send cancellations."""
+"""How long to wait for room in a full ring before the next try to send cancellations and holds."""
 
 _log = structlog.get_logger(__name__)
 
@@ -50,7 +51,7 @@ class StepSink(Protocol):
 
 
 class Link:
-    """Sends requests and cancellations, hands steps to a sink. Of one worker; a new worker gets a new link.
+    """Sends requests, cancellations and holds, hands steps to a sink. Of one worker; a new worker gets a new link.
 
     `questions` are those that the worker answers. `hello` is its first message. `broken` is set, in words, when the
     results ring or what came through it cannot be: nothing is received any more then, and the worker is to be given up.
@@ -60,7 +61,7 @@ class Link:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._sink: StepSink | None = None
-        self._unsent_cancels: dict[int, None] = {}  # at most one for each live request
+        self._unsent: dict[int, CancelMsg | HoldMsg] = {}  # at most one for each live request: its newest
         self._retry: asyncio.TimerHandle | None = None
         self._open = False
         self.questions = Questions(send=self._send_control)
@@ -80,7 +81,7 @@ class Link:
             return
         self._open = False
         self._loop.remove_reader(self._channel.results_doorbell.fd)
-        self._unsent_cancels.clear()
+        self._unsent.clear()
         if self._retry is not None:
             self._retry.cancel()
         self.questions.close()
@@ -109,10 +110,12 @@ class Link:
 
     def cancel(self, uid: int) -> None:
         """Sends a Cancel now, or as soon as there is room. Never fails; does nothing once the worker is gone."""
-        if self._open:
-            self._unsent_cancels[uid] = None
-            if self._retry is None:  # else the ring is full, and those before this one come first
-                self._send_cancels()
+        self._send_soon(CancelMsg(uid=uid))
+
+    def hold(self, uid: int, *, held: bool) -> None:
+        """Has the worker hold a request, or go on with it, as soon as there is room. Never fails, as `cancel`."""
+        if not isinstance(self._unsent.get(uid), CancelMsg):  # which says the last of it
+            self._send_soon(HoldMsg(uid=uid, held=held))
 
     def shutdown(self) -> bool:
         """Asks the worker to exit after its step. False if the request could not be handed over."""
@@ -183,16 +186,22 @@ class Link:
             _log.error("the rings are of no use any more", error=why)
             self.broken.set_result(why)
 
-    def _send_cancels(self) -> None:
+    def _send_soon(self, message: CancelMsg | HoldMsg) -> None:
+        if self._open:
+            self._unsent[message.uid] = message
+            if self._retry is None:  # else the ring is full, and those before this one come first
+                self._send_unsent()
+
+    def _send_unsent(self) -> None:
         self._retry = None
         try:
-            while self._unsent_cancels:
-                uid = next(iter(self._unsent_cancels))
-                if not self._channel.requests.try_send(encode(CancelMsg(uid=uid))):
+            while self._unsent:
+                uid, message = next(iter(self._unsent.items()))
+                if not self._channel.requests.try_send(encode(message)):
                     break
-                del self._unsent_cancels[uid]
+                del self._unsent[uid]
         except CorruptRecordError as error:
             self._break(str(error))
-            self._unsent_cancels.clear()
-        if self._unsent_cancels:
-            self._retry = self._loop.call_later(RETRY_S, self._send_cancels)
+            self._unsent.clear()
+        if self._unsent:
+            self._retry = self._loop.call_later(RETRY_S, self._send_unsent)

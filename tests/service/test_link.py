@@ -15,6 +15,7 @@ from chairlift_worker.ipc.messages import (
     CancelMsg,
     FlushedMsg,
     FlushPrefixCacheMsg,
+    HoldMsg,
     RequestMsg,
     SamplingMsg,
     ShutdownMsg,
@@ -147,11 +148,29 @@ async def test_cancellations_outlast_a_full_ring_each_once_and_in_order(link: Li
     assert len(seen) < 10_000
     link.cancel(3)
     async with asyncio.timeout(10):
-        while link._unsent_cancels:
+        while link._unsent:
             await asyncio.sleep(0.005)
             seen += sent(worker)
     seen += sent(worker)
     assert seen == [CancelMsg(uid=uid) for uid in range(10_000)] + [CancelMsg(uid=3)]
+
+
+async def test_of_holds_that_wait_for_room_the_last_word_counts_and_a_cancel_is_the_last(
+    link: Link, worker: WorkerChannel
+) -> None:
+    for uid in range(10_000):  # more than the ring takes
+        link.hold(uid, held=True)
+    link.hold(9998, held=False)
+    link.cancel(9999)
+    link.hold(9999, held=False)
+    seen = sent(worker)
+    async with asyncio.timeout(10):
+        while link._unsent:
+            await asyncio.sleep(0.005)
+            seen += sent(worker)
+    seen += sent(worker)
+    holds = [HoldMsg(uid=uid, held=True) for uid in range(9998)]
+    assert seen == [*holds, HoldMsg(uid=9998, held=False), CancelMsg(uid=9999)]
 
 
 async def test_steps_are_handed_on_in_order_whether_the_loop_sleeps_or_not(

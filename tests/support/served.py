@@ -88,7 +88,7 @@ class Served:
         admission = self.core.intake._admission
         assert (admission.num_requests, admission.num_tokens) == (0, 0)
         assert len(registry) == len(registry._kept)
-        assert not self.core.link._unsent_cancels
+        assert not self.core.link._unsent
         steps = self.core.channel.status.read().steps
         await asyncio.sleep(0.1)
         assert self.core.channel.status.read().steps == steps

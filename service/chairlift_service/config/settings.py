@@ -64,6 +64,12 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Seconds, Meta(description="seconds that a result without a reader is kept after its ending")
     ] = 300.0
     result_memory: Annotated[PositiveInt, Meta(description="bytes of finished results kept in all")] = 256 * 2**20
+    reader_buffer_tokens: Annotated[
+        PositiveInt, Meta(description="tokens that a slow reader may have before it until its request is held")
+    ] = 4096
+    slow_reader_timeout: Annotated[
+        Seconds, Meta(description="seconds that a request may be held for a slow reader, whose stream ends then")
+    ] = 60.0
     max_message_bytes: Annotated[
         Annotated[int, Meta(ge=64 * 1024, le=2**31 - 1)],
         Meta(description="largest message taken or sent, in bytes; a delta can take half of the least allowed"),

@@ -45,6 +45,11 @@ class Cursor:
         self._drained = False  # the log is closed, and all of it is told
         self._told_ending = False
 
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the log that are not told yet."""
+        return len(self.generation.output) - self.index
+
     def next_event(self) -> Event | None:
         """The next event; None where there is nothing to tell yet, or nothing any more."""
         generation = self.generation

@@ -23,7 +23,8 @@ class Generation:
     """A request, its output so far and its ending.
 
     It ends twice: once for its readers (`ending`), once for the service's books, when the worker has confirmed that
-    nothing of it follows (the registry forgets it then). The registry and the dispatcher alone mutate it.
+    nothing of it follows (the registry forgets it then). The registry and the dispatcher alone mutate it, and the
+    brake where that says so.
     """
 
     uid: int
@@ -36,6 +37,7 @@ class Generation:
     cancelled: bool = False  # a caller was told that it ends with CANCELLED
     unwanted: bool = False  # a detached one's result is not kept
     paused: bool = False  # the service is, and this with it
+    num_full: int = 0  # readers whose buffer is full of it; the brake's
     waiting: bool = False  # counts in the admission's bound
     trace_headers: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the caller's trace
     received_ns: int = 0  # CLOCK_MONOTONIC; when its call was read
@@ -56,7 +58,8 @@ class Generation:
     @property
     def shown_state(self) -> event_pb2.RequestState:
         """Where it stands, for its readers."""
-        return event_pb2.REQUEST_STATE_PAUSED if self.paused and self.ending is None else self.state
+        held = self.paused or self.num_full > 0
+        return event_pb2.REQUEST_STATE_PAUSED if held and self.ending is None else self.state
 
     @property
     def num_bytes(self) -> int:

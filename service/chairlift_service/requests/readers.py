@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from typing import Literal
 
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.requests.brake import Brake
 from chairlift_service.requests.cursor import Cursor, Ended, Event
 from chairlift_service.requests.generation import Generation
 
@@ -18,18 +19,34 @@ Target = tuple[Literal["request"], int] | tuple[Literal["session"], str]
 class Reader:
     """Cursors into the logs of what one call reads, and a bell that rings when one of them has something new.
 
-    It holds no output, so that a slow call costs nothing but the log, and cancelling a wait loses nothing.
+    It holds no output, so that a slow call costs nothing but the log, and cancelling a wait loses nothing. It counts as
+    slow only while a message is on its way: whoever waits for the bell has taken all there was.
     """
 
-    __slots__ = ("_bell", "_changed", "_cursors", "_endings_only", "_error", "target")
+    __slots__ = (
+        "_bell",
+        "_brake",
+        "_changed",
+        "_cursors",
+        "_delivery",
+        "_endings_only",
+        "_error",
+        "_full",
+        "_until",
+        "target",
+    )
 
-    def __init__(self, *, target: Target, endings_only: bool = False) -> None:
+    def __init__(self, *, target: Target, brake: Brake, endings_only: bool = False) -> None:
         self.target = target
         self._endings_only = endings_only  # the bell is silent until a generation is over
         self._cursors: dict[int, Cursor] = {}
         self._changed: dict[int, None] = {}  # an ordered set of uids
         self._error: ServiceError | None = None
         self._bell = asyncio.Event()
+        self._brake = brake
+        self._full: dict[int, Generation] = {}  # those of which the call has too much before it
+        self._delivery: asyncio.Timeout | None = None  # of the message that is on its way
+        self._until: float | None = None  # the loop's time by which the call must have taken more
 
     def follow(self, generation: Generation, *, index: int = 0) -> None:
         """Reads this generation too, from token `index` on."""
@@ -40,14 +57,41 @@ class Reader:
         """Something of the generation changed."""
         if self._endings_only and generation.ending is None:
             return
-        if generation.uid in self._cursors:
+        cursor = self._cursors.get(generation.uid)
+        if cursor is not None:
             self._changed[generation.uid] = None
             self._bell.set()
+            self._watch(cursor)
 
     def end(self, error: ServiceError) -> None:
-        """Makes `events` raise `error` once all that is known by then is told. The first error counts."""
-        self._error = self._error or error
+        """Makes `events` raise `error` once all that is known by then is told. The first error counts.
+
+        The call holds nothing back any more, and has a full buffer's time to take what is told.
+        """
+        if self._error is None:
+            self._error = error
+            self._release_all()
+            self._allow_time()
         self._bell.set()
+
+    def close(self) -> None:
+        """Nobody reads by it any more: it holds nothing back."""
+        self._cursors.clear()
+        self._release_all()
+
+    async def deliver(self, write: Awaitable[None]) -> None:
+        """Waits until a message is taken.
+
+        Raises ServiceError where the time for that is over: what `end` was given, else READER_TOO_SLOW.
+        """
+        try:
+            async with asyncio.timeout_at(self._until) as self._delivery:
+                await write
+        except TimeoutError:
+            text = "the stream was read too slowly for too long"
+            raise self._error or ServiceError(Reason.READER_TOO_SLOW, text) from None
+        finally:
+            self._delivery = None
 
     async def events(self) -> AsyncIterator[tuple[Generation, Event]]:
         """What happens, in each generation's order. Ends by itself never; raises what `end` was given.
@@ -55,12 +99,15 @@ class Reader:
         Holds nothing that would have to be cleaned up where the iteration is given up.
         """
         while True:
+            self._release_all()
             await self._bell.wait()
             while self._changed:
                 uid = next(iter(self._changed))
                 del self._changed[uid]
                 cursor = self._cursors.get(uid)
                 while cursor is not None and (event := cursor.next_event()) is not None:
+                    if uid in self._full and self._brake.is_relieved(cursor):
+                        self._release(uid)
                     if isinstance(event, Ended):
                         del self._cursors[uid]  # so that its log can be let go
                     yield cursor.generation, event
@@ -68,11 +115,38 @@ class Reader:
                 raise self._error
             self._bell.clear()
 
+    def _watch(self, cursor: Cursor) -> None:
+        """Holds the request back if the call does not keep up with it."""
+        generation = cursor.generation
+        if self._delivery is None or self._error is not None or generation.uid in self._full:
+            return
+        if generation.ending is None and self._brake.is_full(cursor):
+            if not self._full:
+                self._allow_time()
+            self._full[generation.uid] = generation
+            self._brake.hold(generation)
+
+    def _allow_time(self) -> None:
+        """From now on the call's time is limited."""
+        self._until = asyncio.get_running_loop().time() + self._brake.patience_s
+        if self._delivery is not None and not self._delivery.expired():
+            self._delivery.reschedule(self._until)
+
+    def _release(self, uid: int) -> None:
+        self._brake.release(self._full.pop(uid))
+        if not self._full and self._error is None:
+            self._until = None
+
+    def _release_all(self) -> None:
+        for uid in list(self._full):
+            self._release(uid)
+
 
 class Readers:
     """All readers by target. A second reader of a target takes over, and the first ends with ABORTED."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, brake: Brake) -> None:
+        self._brake = brake
         self._readers: dict[Target, Reader] = {}
 
     def __len__(self) -> int:
@@ -89,11 +163,12 @@ class Readers:
         before = self._readers.get(target)
         if before is not None:
             before.end(ServiceError(Reason.READER_REPLACED, "another reader took over"))
-        reader = Reader(target=target, endings_only=endings_only)
+        reader = Reader(target=target, brake=self._brake, endings_only=endings_only)
         self._readers[target] = reader
         try:
             yield reader
         finally:
+            reader.close()
             if self._readers.get(target) is reader:
                 del self._readers[target]
 

@@ -18,3 +18,7 @@ class WorkerPort(Protocol):
     def cancel(self, uid: int) -> None:
         """Sends a Cancel now, or as soon as there is room. Never fails; does nothing once the worker is gone."""
         ...
+
+    def hold(self, uid: int, *, held: bool) -> None:
+        """Has the worker hold a request, or go on with it, as soon as there is room. Never fails, as `cancel`."""
+        ...

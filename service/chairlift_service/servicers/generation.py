@@ -48,11 +48,17 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                 async for _, event in reader.events():
                     match event:
                         case Started():
-                            await context.write(_pb.GenerateResponse(accepted=events.accepted(generation)))
+                            await reader.deliver(
+                                context.write(_pb.GenerateResponse(accepted=events.accepted(generation)))
+                            )
                         case LogSlice():
-                            await context.write(_pb.GenerateResponse(delta=events.delta(generation, event)))
+                            await reader.deliver(
+                                context.write(_pb.GenerateResponse(delta=events.delta(generation, event)))
+                            )
                         case Ended(EndingMsg() as ending):
-                            await context.write(_pb.GenerateResponse(finished=events.finished(generation, ending)))
+                            await reader.deliver(
+                                context.write(_pb.GenerateResponse(finished=events.finished(generation, ending)))
+                            )
                             return
                         case Ended(ServiceError() as error):
                             raise error
@@ -141,7 +147,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             async for _, event in reader.events():
                 if isinstance(event, Ended) and isinstance(event.ending, ServiceError):
                     raise event.ending
-                await context.write(_result(generation, event))
+                await reader.deliver(context.write(_result(generation, event)))
                 if isinstance(event, Ended):
                     return
 
@@ -154,7 +160,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             self._follow_session(session, reader)
             await context.send_initial_metadata(())
             async for generation, event in reader.events():
-                await context.write(_result(generation, event))
+                await reader.deliver(context.write(_result(generation, event)))
 
     def _follow_session(self, session: str, reader: Reader) -> None:
         for generation in self._registry.of_session(session):

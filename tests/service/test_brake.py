@@ -166,7 +166,7 @@ async def test_time_lost_before_half_is_taken_counts_and_a_relieved_reader_has_a
             assert reader._until > first
 
 
-async def test_the_time_goes_on_after_the_ending_but_there_is_nothing_to_hold() -> None:
+async def test_what_is_over_is_not_held_and_its_reader_may_take_its_time() -> None:
     books = Books(buffer_tokens=BUFFER, patience_s=0.05)
     generation = started(books, detached=True)
     with books.readers.open(("request", 1)) as reader:

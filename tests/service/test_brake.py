@@ -220,3 +220,23 @@ async def test_with_two_readers_the_slower_one_counts() -> None:
             assert books.port.holds == [(1, True)]
             await other.take(2)
             assert books.port.holds == [(1, True), (1, False)]
+
+
+async def test_in_a_session_a_request_that_always_has_more_keeps_no_other_waiting() -> None:
+    books = Books(buffer_tokens=BUFFER)
+    for uid in (1, 2):
+        books.add(uid, detached=True, session="s")
+    books.dispatcher.apply(step(started=[1, 2]))
+    with books.readers.open(("session", "s")) as reader:
+        for generation in books.registry.of_session("s"):
+            reader.follow(generation)
+        async with calling(reader) as caller:
+            for _ in range(4 * BUFFER):  # both have more each time that a message was taken
+                books.dispatcher.apply(step([(1, 97), (2, 98)]))
+                await caller.take()
+            tokens_of = {
+                token: sum(list(event.token_ids).count(token) for event in caller.taken if isinstance(event, LogSlice))
+                for token in (97, 98)
+            }
+    assert min(tokens_of.values()) > 3 * BUFFER
+    assert books.port.holds == []

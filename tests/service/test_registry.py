@@ -268,7 +268,7 @@ async def test_a_session_s_reader_hears_of_detached_requests_added_before_and_af
         for _ in range(4):
             generation, event = await asyncio.wait_for(anext(events), 1)
             told.append((generation.uid, type(event)))
-        assert told == [(1, Started), (1, Ended), (2, Started), (2, Ended)]
+        assert told == [(1, Started), (2, Started), (1, Ended), (2, Ended)], "in turn, each in its order"
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(events), 0.05)
         assert not reader._cursors

@@ -94,9 +94,9 @@ class Reader:
             self._delivery = None
 
     async def events(self) -> AsyncIterator[tuple[Generation, Event]]:
-        """What happens, in each generation's order. Ends by itself never; raises what `end` was given.
+        """What happens: one event of each generation in turn, in its order.
 
-        Holds nothing that would have to be cleaned up where the iteration is given up.
+        Ends by itself never; raises what `end` was given. Holds nothing that would have to be cleaned up where the iteration is given up.
         """
         while True:
             self._release_all()
@@ -105,12 +105,15 @@ class Reader:
                 uid = next(iter(self._changed))
                 del self._changed[uid]
                 cursor = self._cursors.get(uid)
-                while cursor is not None and (event := cursor.next_event()) is not None:
-                    if uid in self._full and self._brake.is_relieved(cursor):
-                        self._release(uid)
-                    if isinstance(event, Ended):
-                        del self._cursors[uid]  # so that its log can be let go
-                    yield cursor.generation, event
+                if cursor is None or (event := cursor.next_event()) is None:
+                    continue
+                if uid in self._full and self._brake.is_relieved(cursor):
+                    self._release(uid)
+                if isinstance(event, Ended):
+                    del self._cursors[uid]  # so that its log can be let go
+                else:
+                    self._changed[uid] = None  # there may be more, but the others come first
+                yield cursor.generation, event
             if self._error is not None:
                 raise self._error
             self._bell.clear()

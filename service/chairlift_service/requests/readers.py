@@ -96,7 +96,8 @@ class Reader:
     async def events(self) -> AsyncIterator[tuple[Generation, Event]]:
         """What happens: one event of each generation in turn, in its order.
 
-        Ends by itself never; raises what `end` was given. Holds nothing that would have to be cleaned up where the iteration is given up.
+        Ends by itself never; raises what `end` was given. Holds nothing that would have to be cleaned up where the
+        iteration is given up.
         """
         while True:
             self._release_all()

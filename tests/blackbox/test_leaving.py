@@ -21,8 +21,9 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    """Room for about half of the clients at once, so that the others wait, and prompts of several steps."""
+    """Room for about half of the clients at once, and prompts of several steps; any machine is some time at a step."""
     args = ("--page-size", "4", "--num-blocks", "220", "--max-batch-tokens", "48", "--max-prefill-chunk", "16")
+    args += ("--fault-injection", "slow:6")
     with live_server(tiny_model("llama"), "--dtype", "float32", *args) as running:
         with Client(running.target) as client:
             client.complete([5, 6, 7], max_new_tokens=2, **GREEDY)

@@ -37,6 +37,7 @@ from support.tiny_models import CONFIGS, generate_ids, reference_logits, tiny_mo
 PAGE = 4
 NUM_BLOCKS = 220
 SIZES = ("--page-size", str(PAGE), "--num-blocks", str(NUM_BLOCKS), "--max-batch-tokens", "48")
+SIZES += ("--fault-injection", "slow:4")  # steps that any machine is some time at
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 LONG = 440  # tokens: some seconds
 LENGTH = 260  # tokens: three such requests fit the cache together

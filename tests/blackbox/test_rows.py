@@ -22,8 +22,9 @@ NUM_TOKENS = 32
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    """Its tokenizer spells bytes out and marks spaces, in Llama 2's manner."""
+    """Its tokenizer spells bytes out and marks spaces, in Llama 2's manner. Steps that any machine is some time at."""
     args = ("--dtype", "float32", "--page-size", str(PAGE), "--num-blocks", "128", "--max-prefill-chunk", str(PAGE))
+    args += ("--fault-injection", "slow:3")
     with live_server(tiny_model("llama", tokenizer="metaspace"), *args) as running:
         yield running
 

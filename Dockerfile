@@ -23,15 +23,17 @@ RUN python -m venv /opt/chairlift \
 
 FROM python:3.11-slim-bookworm
 RUN useradd --uid 10001 --create-home chairlift \
- && install -d -o chairlift -g chairlift /run/chairlift /models
+ && install -d -o chairlift -g chairlift /run/chairlift /models /var/cache/chairlift
 COPY --from=build /opt/chairlift /opt/chairlift
 ENV PATH=/opt/chairlift/bin:$PATH \
-    PYTHONUNBUFFERED=1
+    PYTHONUNBUFFERED=1 \
+    XDG_CACHE_HOME=/var/cache/chairlift
 USER 10001
 # The application beside mounts the same volume and connects to the socket; models are mounted read-only.
 VOLUME ["/run/chairlift", "/models"]
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
-  CMD ["chairlift", "health", "--target", "unix:/run/chairlift/chairlift.sock"]
+# The start period covers `--start-timeout`, 600 s unless set.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=660s \
+  CMD ["chairlift", "health", "--target", "unix:/run/chairlift/chairlift.sock", "--deadline", "3"]
 # 30 s of drain and a little more: give the container as long to stop.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["chairlift-serve", "--listen", "unix:/run/chairlift/chairlift.sock"]

@@ -17,7 +17,10 @@ TRACED = "backend=eager,fullgraph=true,dynamic=true"  # all that torch.compile d
 MODES = {
     "async": ("--use-async-batching",),
     "swap": ("--cpu-offload-space", "0.05", "--safety-margin", "0"),
-    "async and swap": ("--use-async-batching", "--cpu-offload-space", "0.05", "--safety-margin", "0"),
+    "async and swap": (
+        *("--use-async-batching", "--cpu-offload-space", "0.05", "--safety-margin", "0"),
+        *("--fault-injection", "slow:3"),  # so that the time in the pool can be seen
+    ),
     "prefill_first": ("--scheduler-type", "prefill_first"),
     "async, compiled and captured": (
         "--use-async-batching",

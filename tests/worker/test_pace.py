@@ -15,6 +15,29 @@ def test_a_step_with_that_many_prompt_tokens_takes_about_as_many_times_as_long_a
         assert longest <= 4 * usual < longest + 0.5e6
 
 
+def test_tokens_behind_a_long_context_count_more() -> None:
+    pace = Pace(step_ns=8e6, token_ns=0.5e6, max_stretch=4.0, context_ns=500.0)
+    assert pace.weight(0) == 1.0
+    assert pace.weight(2000) == 3.0  # 0.5 ms for itself and 1 ms for those before it
+
+
+def test_a_prompts_pieces_get_smaller_as_it_goes_on() -> None:
+    pace = Pace(step_ns=3.0, token_ns=1.0, max_stretch=4.0, context_ns=0.02)
+    limits = {"pace": pace, "max_batch_tokens": 200, "max_prefill_chunk": 200}
+    bench = Bench(num_pages=200, page_size=4, sharing=False, limits=limits)
+    for uid in range(5):
+        bench.add(uid, [1, 2, 3], 40)
+    while any(not bench.outputs[uid] for uid in range(5)):
+        bench.step()
+    bench.add(7, list(range(1, 151)), 3)
+    sizes: list[int] = []
+    while not bench.outputs[7]:
+        sizes += [row.num_tokens for row in bench.step().rows if row.uid == 7]
+    assert sizes[:3] == [24, int(24 / (1 + 24 * 0.02)), int(24 / (1 + 40 * 0.02))]
+    bench.run()
+    bench.assert_idle()
+
+
 def test_prompts_go_on_however_slow_the_machine_is() -> None:
     assert Pace(step_ns=0.0, token_ns=1e9, max_stretch=1.0).prompt_tokens(1) == LEAST_TOKENS
 

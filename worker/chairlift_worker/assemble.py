@@ -78,7 +78,7 @@ def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
     roster = Roster(memory=memory, swap=SwapSpace(pool=SwapPool(num_slots=config.num_swap_blocks), costs=costs))
     return Parts(
         roster=roster,
-        scheduler=_scheduler(config, roster, executor),
+        scheduler=_scheduler(config, roster, executor, model.context_len),
         executor=executor,
         pipeline_depth=depth,
         control=Control(
@@ -111,14 +111,14 @@ def _executor(config: WorkerConfig, forward: Forward, cache: PagedCache, faults:
     return ModelExecutor(runner=runner, mover=mover, faults=faults)
 
 
-def _scheduler(config: WorkerConfig, roster: Roster, executor: ModelExecutor) -> Scheduler:
+def _scheduler(config: WorkerConfig, roster: Roster, executor: ModelExecutor, max_len: int) -> Scheduler:
     limits = StepLimits(
         max_batch_tokens=config.max_batch_tokens,
         max_prefill_chunk=config.max_prefill_chunk,
         max_requests_per_batch=config.max_requests_per_batch,
         scheduler_type=config.scheduler_type,
         safety_margin=config.safety_margin,
-        pace=_pace(config, executor),
+        pace=_pace(config, executor, max_len),
     )
     if config.drafts is None:
         return Scheduler(limits=limits, roster=roster)
@@ -128,12 +128,13 @@ def _scheduler(config: WorkerConfig, roster: Roster, executor: ModelExecutor) ->
     return Scheduler(limits=limits, roster=roster, speculator=Speculator(limits=config.drafts, costs=costs))
 
 
-def _pace(config: WorkerConfig, executor: ModelExecutor) -> Pace | None:
+def _pace(config: WorkerConfig, executor: ModelExecutor, max_len: int) -> Pace | None:
     if not config.max_step_stretch:
         return None
     pace = executor.measure_pace(
         max_tokens=config.max_batch_tokens,
         max_rows=config.max_requests_per_batch,
+        max_len=max_len,
         max_stretch=config.max_step_stretch,
     )
     if pace is not None:

@@ -24,6 +24,7 @@ _GREEDY: Final = SampleSpec(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed
 # Tokens of the steps whose costs are measured, and how often each is run.
 _PROBE_SIZES: Final = (1, 2, 4, 8, 16, 32)
 _NUM_PROBES: Final = 5
+_PACE_CONTEXT: Final = 512  # tokens that those of a third step look back on
 _PACE_TOKENS: Final = 128  # of the larger step by which the pace is measured
 _PROBE_TOKENS: Final = 64  # length of the prompt by which the cost of computing is measured
 
@@ -85,20 +86,33 @@ class ModelExecutor:
         costs = [statistics.median(times) for times in zip(*rounds, strict=True)]
         return StepCosts(sizes=tuple(sizes), costs_ns=tuple(itertools.accumulate(costs, max)))
 
-    def measure_pace(self, *, max_tokens: int, max_rows: int, max_stretch: float) -> Pace | None:
-        """What steps cost, up to these bounds; None where they have one token. To be called before any request."""
-        length = min(self._probe_len, max_tokens)
+    def measure_pace(self, *, max_tokens: int, max_rows: int, max_len: int, max_stretch: float) -> Pace | None:
+        """What steps cost, up to these bounds; None where they have one token. To be called before any request.
+
+        `max_len` is the length of the model's context.
+        """
+        length = min(self._probe_len, max_tokens, max_len)
+        context = min(_PACE_CONTEXT, max_len - length)
         rows = max(1, min(_PACE_TOKENS // length, max_rows, max_tokens // length))
         if length * rows < 2:
             return None
-        one, many = (min(self._time_prompts(*size) for _ in range(_NUM_PROBES)) for size in ((1, 1), (rows, length)))
-        return pace_of(one_token_ns=one, many_tokens_ns=many, num_tokens=rows * length, max_stretch=max_stretch)
+        sizes = ((1, 1, 0), (rows, length, 0), (rows, length, context))
+        one, many, behind = (min(self._time_prompts(*size) for _ in range(_NUM_PROBES)) for size in sizes)
+        return pace_of(
+            one_token_ns=one,
+            many_tokens_ns=many,
+            num_tokens=rows * length,
+            max_stretch=max_stretch,
+            context_ns=(behind - many) / (rows * length * max(1, context)),
+        )
 
-    def _time_prompts(self, num_rows: int, length: int) -> int:
-        """A step of so many beginnings of prompts, all in the same pages."""
-        tables = tuple(array("i", [number]) for number in range(len(self._runner.cache.layout.groups)))
-        tokens = array("i", [0] * length)
-        row = RowPlan(uid=0, tokens=tokens, start=0, num_tokens=length, tables=tables, sample=_GREEDY)
+    def _time_prompts(self, num_rows: int, length: int, context: int) -> int:
+        """A step of so many pieces of prompts behind a context, all in the same pages over and over."""
+        groups = self._runner.cache.layout.groups
+        end = context + length
+        tables = tuple(array("i", [number] * group.sectors_for(end)) for number, group in enumerate(groups))
+        tokens = array("i", [0] * end)
+        row = RowPlan(uid=0, tokens=tokens, start=context, num_tokens=length, tables=tables, sample=_GREEDY)
         plan = StepPlan(step=0, rows=(row,) * num_rows)
         return _timed(lambda: self._runner.forward(plan))
 

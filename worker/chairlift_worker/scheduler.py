@@ -150,7 +150,7 @@ class Scheduler:
         owed = self._memory.demand(roster.active.values(), self._limits.max_prefill_chunk)
         while (
             budget
-            and self._prompt_room
+            and self._prompt_room > 0
             and len(roster.active) < self._limits.max_requests_per_batch
             and len(passed_over) < MAX_PASSED_OVER
         ):
@@ -210,20 +210,19 @@ class Scheduler:
         num_tokens = expected - request.planned
         if num_tokens == 1 and budget:  # most rows of most steps
             return 1
-        return min(num_tokens, budget, self._limits.max_prefill_chunk, self._prompt_room)
+        room = max(1, int(self._prompt_room / _weight(self._limits.pace, request))) if self._prompt_room > 0 else 0
+        return min(num_tokens, budget, self._limits.max_prefill_chunk, room)
 
     def _find_prompt_room(self) -> int:
         """Tokens that prompts may have in this step: so few that generating requests get their tokens in time."""
         pace = self._limits.pace
-        if pace is None:
-            return self._limits.max_batch_tokens
         decoding = RequestState.DECODING
         num_decoding = sum(request.state is decoding for request in self._roster.going_on)
-        return pace.prompt_tokens(num_decoding) if num_decoding else self._limits.max_batch_tokens
+        return pace.prompt_tokens(num_decoding) if pace and num_decoding else self._limits.max_batch_tokens
 
     def _take_row(self, request: Request, num_tokens: int) -> RowPlan:
         if num_tokens > 1:
-            self._prompt_room -= num_tokens
+            self._prompt_room -= int(num_tokens * _weight(self._limits.pace, request))
         return _row_of(request, num_tokens)
 
     def _is_scarce(self) -> bool:
@@ -260,6 +259,11 @@ class Scheduler:
             roster.end(request, EndingReason.STOP, now_ns)
         elif request.total > request.max_total:
             roster.end(request, EndingReason.LENGTH, now_ns)
+
+
+def _weight(pace: Pace | None, request: Request) -> float:
+    """What the request's next token costs beside one with nothing before it."""
+    return 1.0 if pace is None else pace.weight(request.planned)
 
 
 def _give_row_back(request: Request, row: RowPlan) -> None:

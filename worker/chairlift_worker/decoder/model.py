@@ -69,12 +69,6 @@ class DecoderModel:
             softcap=recipe.softcap,
         )
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights as they are packed."""
-        packed = sum(part.data.nbytes for part in self._weights.values())
-        return packed + sum(vector.nbytes for vector in self._vectors.values())
-
     def replace(self, recipe: Recipe) -> None:
         """Takes other weights of the same shapes; addresses stay. No forward pass may run meanwhile."""
         for name, part in _parts(recipe, self._formats):

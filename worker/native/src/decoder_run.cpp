@@ -231,7 +231,7 @@ void DecoderRun::run_layer(Thread& thread, const ChairliftDecoderLayer& layer) {
                  .least_blocks = kLeastBlocks},
                 qkv_, round_up(layer.qkv.outputs, kBlock));
   turn(thread, layer);
-  attend(thread, layer);
+  attend(thread);
   const std::int64_t width = padded(layer.out.inputs);
   rows = make_rows(thread, layer.out, tokens, [&](std::int32_t i, float* line) {
     if (width == layer.out.inputs) return attended_ + i * width;
@@ -283,7 +283,7 @@ void DecoderRun::turn(Thread& thread, const ChairliftDecoderLayer& layer) {
   });
 }
 
-void DecoderRun::attend(Thread& thread, const ChairliftDecoderLayer&) {
+void DecoderRun::attend(Thread& thread) {
   ++thread.phase;
   attention_->work();
   memory_.team.meet(thread.size);

@@ -59,7 +59,7 @@ class DecoderRun {
   void embed(Thread& thread);
   void run_layer(Thread& thread, const ChairliftDecoderLayer& layer);
   void turn(Thread& thread, const ChairliftDecoderLayer& layer);
-  void attend(Thread& thread, const ChairliftDecoderLayer& layer);
+  void attend(Thread& thread);
   void feed_forward(Thread& thread, const ChairliftDecoderLayer& layer);
   void make_logits(Thread& thread);
 

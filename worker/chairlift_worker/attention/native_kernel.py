@@ -33,18 +33,13 @@ class Isa(enum.IntEnum):
 
 
 class _Status(enum.IntEnum):
+    """What the kernels' functions return; the same numbers in all their headers."""
+
     OK = 0
     BAD_SHAPE = 1
     NO_ISA = 2
     BAD_TABLE = 3
     NO_MEMORY = 4
-
-
-_MEANINGS = {
-    _Status.BAD_SHAPE: "a size below 1, or query heads that are no multiple of the key-value heads",
-    _Status.NO_ISA: "this machine lacks the instruction set asked for",
-    _Status.BAD_TABLE: "a page table lacks a page that is needed, or points outside the cache",
-}
 
 
 class StepStruct(ctypes.Structure):
@@ -169,8 +164,7 @@ class NativeLayer:
         """
         call = _Call(query, key, value, out)
         status = self._attend(step.address, self.address, ctypes.addressof(call))
-        if status:
-            _raise(status)
+        _check(status)
 
 
 def has_isa(isa: Isa) -> bool:
@@ -188,10 +182,27 @@ def shares_torch_threads() -> bool:
     return bool(_library().chairlift_parallel_pool())
 
 
-def _raise(status: int) -> None:
+def check_status(status: int, *, what: str, bad_shape: str) -> None:
+    """Raises ValueError, or MemoryError, for a status that says that `what` was not done.
+
+    `bad_shape` says what there is no shape for.
+    """
+    if status == _Status.OK:
+        return
     if status == _Status.NO_MEMORY:
-        raise MemoryError("no memory for the attention's scratch space")
-    raise ValueError(f"attention refused: {_MEANINGS[_Status(status)]}")
+        raise MemoryError(f"no memory for the scratch space of {what}")
+    meanings = {
+        _Status.BAD_SHAPE: bad_shape,
+        _Status.NO_ISA: "this machine lacks the instruction set asked for",
+        _Status.BAD_TABLE: "a page table lacks a page that is needed, or points outside the cache",
+    }
+    raise ValueError(f"{what} refused: {meanings[_Status(status)]}")
+
+
+def _check(status: int) -> None:
+    check_status(
+        status, what="attention", bad_shape="a size below 1, or query heads that are no multiple of the others"
+    )
 
 
 @cache
@@ -213,5 +224,4 @@ def _library() -> ctypes.CDLL:
 def map_values(function: str, isa: Isa, values: int, out: int, n: int) -> None:
     """The kernels' own `exp` or `tanh` on n float32 at an address; for tests."""
     status = getattr(_library(), f"chairlift_attention_{function}")(isa, values, out, n)
-    if status:
-        _raise(status)
+    _check(status)

@@ -6,29 +6,13 @@ Everything is addresses: whoever makes a struct keeps the memory behind it alive
 from __future__ import annotations
 
 import ctypes
-import enum
 from functools import cache
 
 import torch
 
-from chairlift_worker.attention.native_kernel import Isa, LayerStruct, StepStruct
+from chairlift_worker.attention.native_kernel import Isa, LayerStruct, StepStruct, check_status
 from chairlift_worker.decoder.packing import Packed
 from chairlift_worker.native.library import load
-
-
-class _Status(enum.IntEnum):
-    OK = 0
-    BAD_SHAPE = 1
-    NO_ISA = 2
-    BAD_TABLE = 3
-    NO_MEMORY = 4
-
-
-_MEANINGS = {
-    _Status.BAD_SHAPE: "sizes that do not fit each other, or a token or layer that does not exist",
-    _Status.NO_ISA: "this machine lacks the instruction set asked for",
-    _Status.BAD_TABLE: "a page table lacks a page that is needed, or points outside the cache",
-}
 
 
 class MatrixStruct(ctypes.Structure):
@@ -144,10 +128,8 @@ def multiply(rows: torch.Tensor, packed: Packed, *, isa: Isa = Isa.BEST) -> torc
 
 
 def _check(status: int) -> None:
-    if status == _Status.NO_MEMORY:
-        raise MemoryError("no memory for the decoder's activations")
-    if status != _Status.OK:
-        raise ValueError(f"forward pass refused: {_MEANINGS[_Status(status)]}")
+    bad_shape = "sizes that do not fit each other, or a token or layer that does not exist"
+    check_status(status, what="forward pass", bad_shape=bad_shape)
 
 
 @cache

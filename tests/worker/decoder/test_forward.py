@@ -103,8 +103,10 @@ def test_the_number_of_threads_changes_nothing(num_threads: int) -> None:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            desk = Desk(folder_of("llama"), backend="decoder", num_pages=200)
-            rows = [desk.sequence(some_ids(length, seed=length)) for length in (60, 3, 33, 70)]
+            desk = Desk(folder_of("llama"), backend="decoder", num_pages=600)
+            rows = [
+                desk.sequence(some_ids(length, seed=length)) for length in range(3, 39)
+            ]  # so much that all are used
             first = desk.step(*(row.row(len(row.tokens) - 1) for row in rows))
             return [first, desk.step(*(row.row(1) for row in rows)), desk.step(desk.sequence(some_ids(2)).row(1))]
         finally:

@@ -66,7 +66,10 @@ def _decoder(
     quantization = config.impl.quantization
     most = bound(model.dtype, quantization)
     for isa in _to_try(config.impl.isa):
-        decoder = build_forward(model, cache=cache, quantization=quantization, isa=isa)
+        try:
+            decoder = build_forward(model, cache=cache, quantization=quantization, isa=isa)
+        except ValueError as error:
+            raise SettingError(f"quantization = {quantization}: {error}") from error
         off = difference(decoder, reference, cache=cache, vocab_size=model.vocab_size)
         if off <= most:
             return decoder

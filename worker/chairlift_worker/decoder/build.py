@@ -48,7 +48,10 @@ class DecoderWeights:
         self._options = options
 
     def take(self, source: PreTrainedModel) -> None:
-        """Packs the source's weights in place of the present ones. No forward pass may run meanwhile."""
+        """Packs the source's weights in place of the present ones. No forward pass may run meanwhile.
+
+        Raises ValueError, with the present ones untouched, for weights that cannot be packed.
+        """
         self._forward.model.replace(make_recipe(source, self._options))
 
 

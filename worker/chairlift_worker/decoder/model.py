@@ -11,7 +11,7 @@ import torch
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.native_kernel import ElementType, Isa, LayerArguments, layer_struct
 from chairlift_worker.decoder.native_decoder import DecoderLayerStruct, DecoderStruct, MatrixStruct, matrix_struct
-from chairlift_worker.decoder.packing import Format, Packed, pack
+from chairlift_worker.decoder.packing import Format, Packed, check_values, pack
 from chairlift_worker.decoder.recipe import LayerRecipe, Linear, Recipe
 
 _TYPES: Final = {torch.float32: ElementType.FLOAT32, torch.bfloat16: ElementType.BFLOAT16}
@@ -70,7 +70,15 @@ class DecoderModel:
         )
 
     def replace(self, recipe: Recipe) -> None:
-        """Takes other weights of the same shapes; addresses stay. No forward pass may run meanwhile."""
+        """Takes other weights of the same shapes; addresses stay. No forward pass may run meanwhile.
+
+        Raises ValueError, with the present weights untouched, where the formats cannot hold them.
+        """
+        for layer in recipe.layers:
+            for role in _PRODUCTS:
+                check_values(getattr(layer, role).weight, self._formats.layers)
+        for weight in (recipe.head.weight, recipe.embedding):
+            check_values(weight, self._formats.head)
         for name, part in _parts(recipe, self._formats):
             if isinstance(part, Packed):
                 self._weights[name].data.copy_(part.data)

@@ -55,6 +55,12 @@ def pack(weight: torch.Tensor, packed_format: Format) -> Packed:
     return Packed(data.view(rows // BLOCK, -1).view(torch.uint8), packed_format, outputs, inputs)
 
 
+def check_values(weight: torch.Tensor, packed_format: Format) -> None:
+    """Raises ValueError where the format cannot hold the weights."""
+    if packed_format in {Format.INT8, Format.INT4} and not bool(weight.isfinite().all()):
+        raise ValueError("weights that are not finite numbers cannot be quantised")
+
+
 def paired(gate: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Gates and what they gate, (inner, hidden) each, in turn: 16 rows of the one, 16 of the other, zeros up to 64."""
     inner, hidden = gate.shape
@@ -68,8 +74,7 @@ def paired(gate: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _quantised(blocks: torch.Tensor, bits: int) -> torch.Tensor:
     """(blocks, groups, bytes) uint8 of (blocks, 16, inputs) float32."""
-    if not bool(blocks.isfinite().all()):
-        raise ValueError("weights that are not finite numbers cannot be quantised")
+    check_values(blocks, Format.INT8 if bits == 8 else Format.INT4)
     groups = blocks.view(blocks.shape[0], BLOCK, -1, GROUP)
     scale, offset = _symmetric(groups) if bits == 8 else _between(groups)
     steps = scale.float()

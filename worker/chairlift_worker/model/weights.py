@@ -45,8 +45,9 @@ class LiveWeights:
     """Replaces a running module's weights in place: every tensor keeps its address, its type and its ties.
 
     Where the module's weights were packed into another form and are no longer its own, `take` puts a second module's
-    weights into that form instead, in the same thread. `overridden` are entries of the config that a setting changed,
-    which a folder's config need not share.
+    weights into that form instead, in the same thread; it raises ValueError, having changed nothing, where that form
+    cannot hold them. `overridden` are entries of the config that a setting changed, which a folder's config need not
+    share.
     """
 
     def __init__(
@@ -82,7 +83,10 @@ class LiveWeights:
         if self._take is None:
             _copy(source, self._module)
         else:
-            self._take(new)
+            try:
+                self._take(new)
+            except ValueError as error:
+                raise _invalid(folder, str(error)) from error
         num_tensors = len({id(tensor) for tensor in _tensors(self._module).values()})
         _log.info("weights updated", folder=folder, tensors=num_tensors)
         return num_tensors
@@ -160,7 +164,7 @@ def _check_ties(folder: str, module: PreTrainedModel, source: Mapping[str, torch
     first_of: dict[int, str] = {}
     for name, tensor in _tensors(module).items():
         first = first_of.setdefault(id(tensor), name)
-        if first != name and not torch.equal(source[first], source[name]):
+        if source[first] is not source[name] and not torch.equal(source[first], source[name]):
             raise _invalid(folder, f"{name} differs from {first}, with which the running model shares it")
 
 

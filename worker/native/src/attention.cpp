@@ -3,8 +3,8 @@
 
 #include <new>
 
-#include "chairlift/amx.hpp"
 #include "chairlift/attention_run.hpp"
+#include "chairlift/isa.hpp"
 #include "chairlift/parallel.hpp"
 
 #define CHAIRLIFT_API extern "C" __attribute__((visibility("default")))
@@ -12,15 +12,9 @@
 using namespace chairlift;
 
 const AttentionKernels* chairlift::find_attention(std::int32_t isa) {
-  static const AttentionKernels* const known[] = {nullptr, portable_attention(), avx2_attention(), avx512_attention(),
-                                                  avx512_bf16_attention(),
-                                                  has_amx() ? avx512_bf16_attention() : nullptr};
-  if (isa == kChairliftIsaBest) {
-    for (std::int32_t best = kChairliftIsaAmx; best >= kChairliftIsaPortable; --best) {
-      if (known[best] != nullptr) return known[best];
-    }
-  }
-  return isa < 0 || isa > kChairliftIsaAmx ? nullptr : known[isa];
+  static const AttentionKernels* const tables[] = {nullptr,          kPortableAttention,   kAvx2Attention,
+                                                   kAvx512Attention, kAvx512Bf16Attention, kAvx512Bf16Attention};
+  return table_for(tables, isa);
 }
 
 static bool is_type(std::int32_t type) { return type == kChairliftFloat32 || type == kChairliftBfloat16; }

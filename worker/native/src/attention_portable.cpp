@@ -1,9 +1,4 @@
 // The attention kernels for any processor.
-#include "chairlift/attention_few.hpp"
-#include "chairlift/attention_many.hpp"
+#include "chairlift/attention_all.hpp"
 
-const chairlift::AttentionKernels* chairlift::portable_attention() {
-  static constexpr AttentionKernels kernels{
-      kLanes, {attend_few<float>, attend_few<Bf16>}, {attend_many<float>, attend_many<Bf16>}, map_exp, map_tanh};
-  return &kernels;
-}
+constinit const chairlift::AttentionKernels* const chairlift::kPortableAttention = &kAttention;

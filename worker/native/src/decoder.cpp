@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "chairlift/decoder_run.hpp"
+#include "chairlift/isa.hpp"
 #include "chairlift/parallel.hpp"
 
 #define CHAIRLIFT_API extern "C" __attribute__((visibility("default")))
@@ -13,15 +14,20 @@ using namespace chairlift;
 
 namespace {
 
+const DecoderKernels* amx_decoder() {
+  if (kAmxMultiplyBf16 == nullptr || kAvx512Bf16Decoder == nullptr) return nullptr;
+  static const DecoderKernels kernels = [] {
+    DecoderKernels all = *kAvx512Bf16Decoder;
+    all.multiply[kFormatBfloat16] = kAmxMultiplyBf16;
+    return all;
+  }();
+  return &kernels;
+}
+
 const DecoderKernels* find_decoder(std::int32_t isa) {
-  static const DecoderKernels* const known[] = {nullptr, portable_decoder(), avx2_decoder(), avx512_decoder(),
-                                                avx512_bf16_decoder(), amx_decoder()};
-  if (isa == kChairliftIsaBest) {
-    for (std::int32_t best = kChairliftIsaAmx; best >= kChairliftIsaPortable; --best) {
-      if (known[best] != nullptr) return known[best];
-    }
-  }
-  return isa < 0 || isa > kChairliftIsaAmx ? nullptr : known[isa];
+  static const DecoderKernels* const tables[] = {nullptr,        kPortableDecoder,   kAvx2Decoder,
+                                                 kAvx512Decoder, kAvx512Bf16Decoder, amx_decoder()};
+  return table_for(tables, isa);
 }
 
 bool is_sound(const ChairliftMatrix& matrix, std::int64_t outputs, std::int64_t inputs) {

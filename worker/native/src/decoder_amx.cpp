@@ -1,6 +1,5 @@
 // The decoder's kernels for AMX; compiled with its flags (CMakeLists.txt), called only where the processor has it. Few
 // rows, and all but bfloat16, are left to AVX-512's dot products.
-#include "chairlift/amx.hpp"
 #include "chairlift/matmul.hpp"
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
@@ -79,14 +78,7 @@ void multiply_bf16(const MatmulCall& call) {
 }  // namespace
 }  // namespace chairlift
 
-const chairlift::DecoderKernels* chairlift::amx_decoder() {
-  static const DecoderKernels kernels = [] {
-    DecoderKernels all = *avx512_bf16_decoder();
-    all.multiply[kFormatBfloat16] = multiply_bf16;
-    return all;
-  }();
-  return has_amx() && avx512_bf16_decoder() != nullptr ? &kernels : nullptr;
-}
+constinit const chairlift::MultiplyFunction chairlift::kAmxMultiplyBf16 = &chairlift::multiply_bf16;
 #else
-const chairlift::DecoderKernels* chairlift::amx_decoder() { return nullptr; }
+constinit const chairlift::MultiplyFunction chairlift::kAmxMultiplyBf16 = nullptr;
 #endif

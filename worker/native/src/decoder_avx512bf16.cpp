@@ -3,28 +3,30 @@
 #include "chairlift/matmul.hpp"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-#include "chairlift/decoder_ops.hpp"
+#include "chairlift/decoder_float.hpp"
 #include "chairlift/matmul_dot.hpp"
 
-const chairlift::DecoderKernels* chairlift::avx512_bf16_decoder() {
-  static constexpr DecoderKernels kernels{
-      .row_bytes = {float_row_bytes, bf16_row_bytes, byte_row_bytes, byte_row_bytes},
-      .prepare = {prepare_floats, prepare_bf16, prepare_bytes, prepare_bytes},
-      .multiply = {multiply_tiles<FloatWeights>, multiply_tiles<DotBf16Weights>,
-                   multiply_tiles<DotQuantisedWeights<8>>, multiply_tiles<DotQuantisedWeights<4>>},
-      .unpack = {unpack_float, unpack_bf16, unpack_quantised<8>, unpack_quantised<4>},
-      .rms_norm = rms_norm,
-      .rotate = rotate,
-      .add = add_to,
-      .scale = scale_by,
-      .gate = gate,
-      .softcap = softcap,
-  };
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-                 __builtin_cpu_supports("avx512vl")
-             ? &kernels
-             : nullptr;
-}
+namespace chairlift {
+namespace {
+
+constexpr DecoderKernels kDotDecoder = [] {
+  DecoderKernels all = kFloatDecoder;
+  all.row_bytes[kFormatBfloat16] = bf16_row_bytes;
+  all.prepare[kFormatBfloat16] = prepare_bf16;
+  all.multiply[kFormatBfloat16] = multiply_tiles<DotBf16Weights>;
+  for (int format = kFormatInt8; format <= kFormatInt4; ++format) {
+    all.row_bytes[format] = byte_row_bytes;
+    all.prepare[format] = prepare_bytes;
+  }
+  all.multiply[kFormatInt8] = multiply_tiles<DotQuantisedWeights<8>>;
+  all.multiply[kFormatInt4] = multiply_tiles<DotQuantisedWeights<4>>;
+  return all;
+}();
+
+}  // namespace
+}  // namespace chairlift
+
+constinit const chairlift::DecoderKernels* const chairlift::kAvx512Bf16Decoder = &kDotDecoder;
 #else
-const chairlift::DecoderKernels* chairlift::avx512_bf16_decoder() { return nullptr; }
+constinit const chairlift::DecoderKernels* const chairlift::kAvx512Bf16Decoder = nullptr;
 #endif

@@ -70,10 +70,10 @@ constexpr std::int64_t many_scratch(std::int64_t columns, std::int64_t width) {
   return kTile * (2 * width + columns) + 4 * columns;
 }
 
-// Null where the build or the machine lacks the instruction set.
-const AttentionKernels* portable_attention();
-const AttentionKernels* avx2_attention();
-const AttentionKernels* avx512_attention();
-const AttentionKernels* avx512_bf16_attention();
+// Null where the build lacks the instruction set; isa.hpp says what the processor has.
+extern const AttentionKernels* const kPortableAttention;
+extern const AttentionKernels* const kAvx2Attention;
+extern const AttentionKernels* const kAvx512Attention;
+extern const AttentionKernels* const kAvx512Bf16Attention;
 
 }  // namespace chairlift

@@ -43,13 +43,15 @@ struct MatmulCall {
   std::int64_t out_stride;
 };
 
+using MultiplyFunction = void (*)(const MatmulCall& call);
+
 // What the decoder has done for it, in the vectors of one instruction set. Sums are float32.
 struct DecoderKernels {
   // Bytes of a prepared row of n inputs, a multiple of 64.
   std::int64_t (*row_bytes[kFormats])(std::int64_t n);
   // n (a multiple of kGroup) activations into a prepared row of `inputs` ones, from place `at` on.
   void (*prepare[kFormats])(const float* in, std::int64_t n, std::int64_t inputs, std::int64_t at, std::byte* row);
-  void (*multiply[kFormats])(const MatmulCall& call);
+  MultiplyFunction multiply[kFormats];
   // Row `output` of a block's weights, as floats.
   void (*unpack[kFormats])(const std::byte* block, std::int32_t output, std::int64_t inputs, float* out);
   // out = x / sqrt(mean(x^2) + eps) * weight
@@ -65,11 +67,11 @@ struct DecoderKernels {
 
 enum Activation : std::int32_t { kSilu = 0, kGeluTanh = 1 };
 
-// Null where the build or the machine lacks the instruction set.
-const DecoderKernels* portable_decoder();
-const DecoderKernels* avx2_decoder();
-const DecoderKernels* avx512_decoder();
-const DecoderKernels* avx512_bf16_decoder();
-const DecoderKernels* amx_decoder();
+// Null where the build lacks the instruction set; isa.hpp says what the processor has.
+extern const DecoderKernels* const kPortableDecoder;
+extern const DecoderKernels* const kAvx2Decoder;
+extern const DecoderKernels* const kAvx512Decoder;
+extern const DecoderKernels* const kAvx512Bf16Decoder;
+extern const MultiplyFunction kAmxMultiplyBf16;  // what AMX does better than the one before
 
 }  // namespace chairlift

@@ -1,0 +1,14 @@
+// The attention kernels of one instruction set. Internal linkage, as in vector.hpp.
+#pragma once
+
+#include "chairlift/attention_few.hpp"
+#include "chairlift/attention_many.hpp"
+
+namespace chairlift {
+namespace {
+
+constexpr AttentionKernels kAttention{
+    kLanes, {attend_few<float>, attend_few<Bf16>}, {attend_many<float>, attend_many<Bf16>}, map_exp, map_tanh};
+
+}  // namespace
+}  // namespace chairlift

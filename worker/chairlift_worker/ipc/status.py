@@ -91,11 +91,11 @@ _Values = ctypes.c_uint64 * len(_FIELDS)
 _library = load_brief()
 _library.chairlift_status_format.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
 _library.chairlift_status_check.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
-_library.chairlift_status_write.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+_library.chairlift_status_write.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
 _library.chairlift_status_write.restype = None
 _library.chairlift_status_store.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
 _library.chairlift_status_store.restype = None
-_library.chairlift_status_read.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+_library.chairlift_status_read.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
 
 
 def create_page() -> SharedMemory:
@@ -125,7 +125,7 @@ class StatusWriter:
             values[_INDEX[name]] = value  # type: ignore[call-overload]  # a TypedDict's items are objects to mypy
         values[_HEARTBEAT] = time.monotonic_ns()
         if not self._memory.closed:
-            _library.chairlift_status_write(self._memory.address, ctypes.addressof(values))
+            _library.chairlift_status_write(self._memory.address, ctypes.addressof(values), len(_FIELDS))
 
     def beat(self) -> None:
         """A sign of life, nothing else."""
@@ -143,7 +143,7 @@ class StatusReader:
     def read(self) -> Status:
         """The values now: of one moment, unless the writer died in the middle of changing them."""
         if not self._memory.closed:
-            _library.chairlift_status_read(self._memory.address, ctypes.addressof(self._values))
+            _library.chairlift_status_read(self._memory.address, ctypes.addressof(self._values), len(_FIELDS))
         fields = dict(zip(_FIELDS, self._values, strict=True))
         phase = _PHASES[min(fields.pop("phase"), len(_PHASES) - 1)]
         return Status(phase=phase, **fields)

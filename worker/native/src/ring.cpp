@@ -54,14 +54,13 @@ void write_record_header(std::byte* place, std::uint32_t length, std::uint64_t p
   std::memcpy(place, &header, sizeof header);
 }
 
-// The ring in this memory, or null.
-RingHeader* find_ring(void* memory, std::uint64_t memory_bytes) {
-  if (memory == nullptr || memory_bytes < sizeof(RingHeader)) return nullptr;
-  auto* ring = static_cast<RingHeader*>(memory);
-  const std::uint64_t capacity = ring->capacity;
-  if (ring->magic != kRingMagic || capacity < kMinCapacity || capacity > kMaxCapacity) return nullptr;
-  if (!std::has_single_bit(capacity) || memory_bytes - sizeof(RingHeader) < capacity) return nullptr;
-  return ring;
+// The capacity of the ring in this memory; 0 where it holds none. Read once: another process can change it at any time.
+std::uint64_t checked_capacity(const void* memory, std::uint64_t memory_bytes) {
+  if (memory == nullptr || memory_bytes < sizeof(RingHeader)) return 0;
+  const auto* ring = static_cast<const RingHeader*>(memory);
+  const std::uint64_t capacity = *static_cast<const volatile std::uint64_t*>(&ring->capacity);
+  if (ring->magic != kRingMagic || capacity < kMinCapacity || capacity > kMaxCapacity) return 0;
+  return std::has_single_bit(capacity) && memory_bytes - sizeof(RingHeader) >= capacity ? capacity : 0;
 }
 
 std::byte* data_of(RingHeader* ring) { return reinterpret_cast<std::byte*>(ring) + sizeof(RingHeader); }
@@ -129,19 +128,21 @@ std::int32_t chairlift_ring_format(void* memory, std::uint64_t memory_bytes, std
 }
 
 chairlift_sender* chairlift_sender_open(void* memory, std::uint64_t memory_bytes) {
-  RingHeader* ring = find_ring(memory, memory_bytes);
-  if (ring == nullptr) return nullptr;
+  const std::uint64_t capacity = checked_capacity(memory, memory_bytes);
+  if (capacity == 0) return nullptr;
+  auto* ring = static_cast<RingHeader*>(memory);
   const std::uint64_t tail = ring->tail.load(std::memory_order_acquire);
   const std::uint64_t head = ring->head.load(std::memory_order_acquire);
-  const bool corrupt = !indices_valid(head, tail, ring->capacity);
-  return new (std::nothrow) chairlift_sender{ring, data_of(ring), ring->capacity, tail, tail, 0, head, corrupt};
+  const bool corrupt = !indices_valid(head, tail, capacity);
+  return new (std::nothrow) chairlift_sender{ring, data_of(ring), capacity, tail, tail, 0, head, corrupt};
 }
 
 chairlift_receiver* chairlift_receiver_open(void* memory, std::uint64_t memory_bytes) {
-  RingHeader* ring = find_ring(memory, memory_bytes);
-  if (ring == nullptr) return nullptr;
+  const std::uint64_t capacity = checked_capacity(memory, memory_bytes);
+  if (capacity == 0) return nullptr;
+  auto* ring = static_cast<RingHeader*>(memory);
   const std::uint64_t head = ring->head.load(std::memory_order_acquire);
-  return new (std::nothrow) chairlift_receiver{ring, data_of(ring), ring->capacity, head, head, false};
+  return new (std::nothrow) chairlift_receiver{ring, data_of(ring), capacity, head, head, false};
 }
 
 void chairlift_sender_close(chairlift_sender* sender) { delete sender; }

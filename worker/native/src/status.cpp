@@ -39,24 +39,24 @@ std::int32_t chairlift_status_check(const void* memory, std::uint64_t memory_byt
   return header_of(memory)->magic == kStatusMagic && header_of(memory)->num_values == num_values ? 1 : 0;
 }
 
-void chairlift_status_write(void* memory, const std::uint64_t* values) {
+void chairlift_status_write(void* memory, const std::uint64_t* values, std::uint64_t num_values) {
   StatusHeader* header = header_of(memory);
   // | 1: a writer that died half-way left the version odd.
   const std::uint64_t odd = header->version.load(std::memory_order_relaxed) | 1;
   header->version.store(odd, std::memory_order_relaxed);
-  for (std::uint64_t i = 0; i < header->num_values; ++i) values_of(memory)[i].store(values[i], std::memory_order_release);
+  for (std::uint64_t i = 0; i < num_values; ++i) values_of(memory)[i].store(values[i], std::memory_order_release);
   header->version.store(odd + 1, std::memory_order_release);
 }
 
 void chairlift_status_store(void* memory, std::uint64_t index, std::uint64_t value) {
-  if (index < header_of(memory)->num_values) values_of(memory)[index].store(value, std::memory_order_release);
+  values_of(memory)[index].store(value, std::memory_order_release);
 }
 
-std::int32_t chairlift_status_read(const void* memory, std::uint64_t* values) {
+std::int32_t chairlift_status_read(const void* memory, std::uint64_t* values, std::uint64_t num_values) {
   const StatusHeader* header = header_of(memory);
   for (int i = 0; i < kTries; ++i) {
     const std::uint64_t before = header->version.load(std::memory_order_acquire);
-    for (std::uint64_t k = 0; k < header->num_values; ++k) values[k] = values_of(memory)[k].load(std::memory_order_acquire);
+    for (std::uint64_t k = 0; k < num_values; ++k) values[k] = values_of(memory)[k].load(std::memory_order_acquire);
     if (before % 2 == 0 && header->version.load(std::memory_order_relaxed) == before) return 1;
   }
   return 0;

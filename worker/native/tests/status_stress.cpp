@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
     Values values;
     for (std::uint64_t n = 1; !done.load(std::memory_order_relaxed); ++n) {
       values.fill(n << 32 | n);
-      chairlift_status_write(page.data(), values.data());
+      chairlift_status_write(page.data(), values.data(), kValues);
       if (n % 64 == 0) std::this_thread::yield();
       if (n % 256 == 0) CHECK(pthread_kill(reader, SIGUSR1) == 0);
     }
@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
   for (std::uint64_t i = 0; i < count || changes < 2; ++i) {
     if (i % 16 == 0) CHECK(pthread_kill(writer.native_handle(), SIGUSR1) == 0);
     Values values;
-    const bool snapshot = chairlift_status_read(page.data(), values.data()) == 1;
+    const bool snapshot = chairlift_status_read(page.data(), values.data(), kValues) == 1;
     for (const std::uint64_t value : values) {
       CHECK(value >> 32 == (value & 0xFFFFFFFF));
       CHECK(!snapshot || value == values[0]);
@@ -69,9 +69,9 @@ int main(int argc, char** argv) {
   auto* header = reinterpret_cast<chairlift::StatusHeader*>(page.data());
   header->version.fetch_or(1);
   Values values;
-  CHECK(chairlift_status_read(page.data(), values.data()) == 0);
+  CHECK(chairlift_status_read(page.data(), values.data(), kValues) == 0);
   CHECK(values[0] >= last);
   values.fill(7);
-  chairlift_status_write(page.data(), values.data());
-  CHECK(chairlift_status_read(page.data(), values.data()) == 1 && values[kValues - 1] == 7);
+  chairlift_status_write(page.data(), values.data(), kValues);
+  CHECK(chairlift_status_read(page.data(), values.data(), kValues) == 1 && values[kValues - 1] == 7);
 }

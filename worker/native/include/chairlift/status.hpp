@@ -7,6 +7,9 @@
 // A reader takes a snapshot between two equal, even versions. Values are stored with release and loaded with acquire, so
 // that whoever sees a new value also sees the odd version before it. Where the writer died half-way, or keeps writing,
 // the reader gives up after some tries and has values that are each whole, though of different moments.
+//
+// How many values there are is checked once. From then on each side goes by the number that it knows itself, never by
+// what stands in the page, which the other process can change.
 #pragma once
 
 #include <atomic>
@@ -35,11 +38,11 @@ CHAIRLIFT_API std::int32_t chairlift_status_format(void* memory, std::uint64_t m
 // Whether the memory holds a page of as many values: 1 or 0.
 CHAIRLIFT_API std::int32_t chairlift_status_check(const void* memory, std::uint64_t memory_bytes,
                                                   std::uint64_t num_values);
-// Changes all values in one go.
-CHAIRLIFT_API void chairlift_status_write(void* memory, const std::uint64_t* values);
+// Changes all values in one go. For this and the next two the page was checked for as many values.
+CHAIRLIFT_API void chairlift_status_write(void* memory, const std::uint64_t* values, std::uint64_t num_values);
 // Changes one value, outside any snapshot.
 CHAIRLIFT_API void chairlift_status_store(void* memory, std::uint64_t index, std::uint64_t value);
 // Copies all values. Returns 1 for a snapshot, 0 where values may be of different moments.
-CHAIRLIFT_API std::int32_t chairlift_status_read(const void* memory, std::uint64_t* values);
+CHAIRLIFT_API std::int32_t chairlift_status_read(const void* memory, std::uint64_t* values, std::uint64_t num_values);
 
 }  // extern "C"

@@ -54,6 +54,7 @@ def workloads(draw: st.DrawFn, *, windows: tuple[int | None, ...] = (None,)) -> 
                 "max_new_tokens": draw(st.integers(1, longest - prompt_len + 1)),
                 "arrives": draw(st.integers(0, 30)),
                 "cancelled": draw(st.one_of(st.none(), st.none(), st.integers(0, 60))),
+                "fails": draw(st.sampled_from([None, None, None, 0, 1, 2, 5])),
                 "held": draw(st.one_of(st.none(), st.none(), st.tuples(st.integers(0, 30), st.integers(1, 30)))),
                 "seed": draw(st.integers(0, 3)),
                 "stop_ids": tuple(draw(st.lists(st.integers(0, 999), max_size=30))),
@@ -77,6 +78,9 @@ def test_with_windows_each_request_equals_its_solo_run(workload: tuple[Bench, li
 def run_and_compare(bench: Bench, requests: list[dict]) -> None:
     by_arrival = sorted(requests, key=lambda request: request["arrives"])
     uids = {request["uid"]: place for place, request in enumerate(by_arrival, start=1)}  # uids are given on arrival
+    bench.device.fail_at = {
+        uids[request["uid"]]: request["fails"] for request in requests if request["fails"] is not None
+    }
     for tick in range(5000):
         for request in by_arrival:
             if request["arrives"] == tick:
@@ -96,25 +100,31 @@ def run_and_compare(bench: Bench, requests: list[dict]) -> None:
         if bench.step() is None and tick > 60:
             break
     for request in requests:
-        uid = uids[request["uid"]]
-        expected = solo_run(
-            request["prompt"],
-            max_new_tokens=request["max_new_tokens"],
-            seed=request["seed"],
-            stop_ids=frozenset(request["stop_ids"]),
-            windows=[group.window for group in bench.layout.groups],
-            vocab_size=bench.vocab_size,
-        )
-        ending = bench.endings[uid]
-        if ending.reason is EndingReason.CANCELLED:
-            assert bench.outputs[uid] == expected[: len(bench.outputs[uid])]
-        else:
-            assert bench.outputs[uid] == expected
-            stopped = expected[-1] in request["stop_ids"]
-            assert ending.reason is (EndingReason.STOP if stopped else EndingReason.LENGTH)
-        assert ending.preemptions <= (4 if request["held"] is None else 5)
-        assert ending.cached_tokens < len(request["prompt"])
+        compare(bench, uids[request["uid"]], request)
     counters = bench.roster.counters
     assert 0 <= counters.accepted_draft_tokens <= counters.draft_tokens
     assert counters.generated_tokens == sum(len(output) for output in bench.outputs.values())
     bench.assert_idle()
+
+
+def compare(bench: Bench, uid: int, request: dict) -> None:
+    expected = solo_run(
+        request["prompt"],
+        max_new_tokens=request["max_new_tokens"],
+        seed=request["seed"],
+        stop_ids=frozenset(request["stop_ids"]),
+        windows=[group.window for group in bench.layout.groups],
+        vocab_size=bench.vocab_size,
+    )
+    ending = bench.endings[uid]
+    if ending.reason is EndingReason.CANCELLED:
+        assert bench.outputs[uid] == expected[: len(bench.outputs[uid])]
+    elif request["fails"] is not None and request["fails"] < len(expected):
+        assert bench.outputs[uid] == expected[: request["fails"]]
+        assert ending.reason is EndingReason.ERROR
+    else:
+        assert bench.outputs[uid] == expected
+        stopped = expected[-1] in request["stop_ids"]
+        assert ending.reason is (EndingReason.STOP if stopped else EndingReason.LENGTH)
+    assert ending.preemptions <= (4 if request["held"] is None else 5)
+    assert ending.cached_tokens < len(request["prompt"])

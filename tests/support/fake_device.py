@@ -7,13 +7,15 @@ its window had passed changes the output.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 
 from chairlift_worker.kv.layout import CacheLayout
-from chairlift_worker.plan import RowPlan, RowResult, StepPlan, StepResult
+from chairlift_worker.plan import RowPlan, RowResult, StepPlan, StepResult, failed_row
 
 VOCAB = 1000
+RUBBISH = -7
 
 
 def next_token(views: list[list[int]], seed: int, vocab_size: int = VOCAB) -> int:
@@ -52,7 +54,7 @@ class FakeDevice:
         self._slots: dict[int, tuple[int, dict[int, int]]] = {}  # of the swap pool
         self._carried: Mapping[int, int] = {}
         self.num_computed = 0
-        self.fail_uids: set[int] = set()
+        self.fail_at: dict[int, int] = {}  # by uid, the token of the output from which on sampling fails
 
     def execute(self, plan: StepPlan, carried: Mapping[int, int]) -> StepResult:
         """The copies, one forward pass and its samples."""
@@ -77,11 +79,18 @@ class FakeDevice:
             sector, place = self._find(row, group, position)
             if self._cells[sector][0] != group:
                 self._cells[sector] = (group, {})
-            self._cells[sector][1][place] = self._token(row, position)
+            failed = position >= self._failing_position(row)
+            self._cells[sector][1][place] = RUBBISH if failed else self._token(row, position)
+
+    def _failing_position(self, row: RowPlan) -> float:
+        """From where on the row's computation goes wrong: what a step writes there is rubbish."""
+        if row.sample is None or row.uid not in self.fail_at:
+            return math.inf
+        return row.start + row.num_known - 1 + self.fail_at[row.uid] - row.sample.index
 
     def _token(self, row: RowPlan, position: int) -> int:
         if row.carry and position == row.start + row.num_tokens - 1:
-            return self._carried[row.uid]
+            return self._carried[row.uid]  # NO_TOKEN where the step before failed: nobody looks at what comes of it
         number = position - row.start - row.num_known
         return row.tokens[position] if number < 0 else row.drafts[number]
 
@@ -108,10 +117,10 @@ class FakeDevice:
     def _sample(self, row: RowPlan) -> list[RowResult]:
         if row.sample is None:
             return []
-        if row.uid in self.fail_uids:
-            return [RowResult(uid=row.uid, token_id=0, logprob=None, error="POISONED_REQUEST: made to fail")]
         results: list[RowResult] = []
         for number in range(row.num_sampled):
+            if row.start + row.num_known - 1 + number >= self._failing_position(row):
+                return [*results, failed_row(row.uid, "POISONED_REQUEST: made to fail")]
             views = self._views(row, row.start + row.num_known + number)
             token = next_token(views, row.sample.seed, self._vocab_size)
             results.append(RowResult(uid=row.uid, token_id=token, logprob=None))

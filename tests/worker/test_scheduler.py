@@ -147,7 +147,7 @@ def test_equal_tokens_after_different_beginnings_are_not_shared() -> None:
 
 def test_a_failed_row_ends_alone_and_its_pages_are_not_found_again() -> None:
     bench = Bench()
-    bench.device.fail_uids.add(1)
+    bench.device.fail_at[1] = 0
     bench.add(1, tokens(0, 9), 5)
     bench.add(2, tokens(100, 9), 5)
     bench.run()

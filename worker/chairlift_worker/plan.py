@@ -89,20 +89,28 @@ class StepPlan:
         return sum(row.num_tokens for row in self.rows)
 
 
+NO_TOKEN: Final = -1
+
+
 class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A token that a sampling row brought, or an error that ends this request alone."""
 
     uid: int
     token_id: int
     logprob: float | None  # where asked
-    error: str | None = None  # reason, a colon, a sentence; token_id is then without meaning
+    error: str | None = None  # reason, a colon, a sentence; token_id is then NO_TOKEN
+
+
+def failed_row(uid: int, error: str) -> RowResult:
+    """The result of a row that failed: a reason of errors.py, a colon, a sentence."""
+    return RowResult(uid=uid, token_id=NO_TOKEN, logprob=None, error=error)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step brought, in the plan's order: for each row that samples one entry, and one for each draft that holds.
 
-    The last entry of a row may be an error in place of a token.
+    The last entry of a row may be an error in place of a token. So may the only one of a row that does not sample.
     """
 
     step: int

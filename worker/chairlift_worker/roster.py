@@ -154,12 +154,13 @@ class Roster:
         return len(active) + len(swapped)
 
     def end(self, request: Request, reason: EndingReason, now_ns: int, error: str = "") -> None:
-        """Lets the request and its pages go, and tells of it."""
+        """Lets the request and its pages go, and tells of it. With ERROR nobody finds these pages again."""
         del self._requests[request.uid]
         self.held.discard(request.uid)
         self.waiting.discard(request.uid)
-        if self.active.pop(request.uid, None) is not None:
-            self.memory.release(request)
+        sound = reason is not EndingReason.ERROR
+        if self.active.pop(request.uid, None) is not None or not sound:  # pages may be left from before an eviction
+            self.memory.release(request, sound=sound)
         if request.saved:
             self.swap.drop(request)
             self._leave_swap(request, now_ns)

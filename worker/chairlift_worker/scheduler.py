@@ -84,7 +84,7 @@ class Scheduler:
             if request is None:
                 continue
             total, outcomes = request.total, sampled.get(row.uid, [])
-            request.pending -= bool(outcomes)
+            request.pending -= row.sample is not None
             self._apply_row(request, row, outcomes, now_ns)
             if row.drafts:
                 self._settle_drafts(request, row, num_held=max(0, request.total - total - 1))

@@ -57,6 +57,13 @@ class PoolAgainstModel(RuleBasedStateMachine):
         assert self.pool.clear_kept() == self.kept
         self.kept.clear()
 
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(self.kept))
+        self.pool.discard(page)
+        self.kept.remove(page)
+
     @invariant()
     def books_agree(self) -> None:
         self.pool.check()

@@ -138,15 +138,17 @@ def test_windows_leave_nothing_behind_that_a_token_taken_back_still_needs(window
     bench.assert_idle()
 
 
-def test_a_fault_at_the_first_place_ends_the_request_alone() -> None:
+@pytest.mark.parametrize("place", range(4))
+def test_a_fault_at_any_place_ends_the_request_alone(place: int) -> None:
     bench = bench_of()
     bench.add(1, PROMPT, 40)
     bench.add(2, PROMPT[::-1], 40)
     while not any(row.drafts for plan in bench.plans for row in plan.rows):
         bench.step()
-    bench.device.fail_uids = {1}
+    failing = bench.device.fail_at[1] = len(bench.outputs[1]) + place
     bench.run()
     assert bench.endings[1].reason is EndingReason.ERROR
+    assert bench.outputs[1] == alone(PROMPT, 40)[:failing]
     assert bench.outputs[2] == alone(PROMPT[::-1], 40)
     bench.assert_idle()
 

@@ -144,11 +144,18 @@ class PagedMemory:
             table.first[number] = needed
         table.due = min([group.next_change(computed) for _, group in self._sliding], default=request.max_total)
 
-    def release(self, request: Request) -> None:
-        """Lets all sectors go; published pages are kept for a later match, the last page first to be given away."""
+    def release(self, request: Request, *, sound: bool = True) -> None:
+        """Lets all sectors go; published pages are kept for a later match, the last page first to be given away.
+
+        Not `sound`: what the request computed, or looked at, is in doubt. Nobody finds pages of its tokens any more,
+        whenever they were published, and by whom. Requests that share some go on with them.
+        """
         table = request.table
         if self.sharing:
             self.sharing.detach(request)
+            for page in () if sound else self.sharing.forget(request):
+                if self.pool.is_kept(page):
+                    self.pool.discard(page)
         for sectors, first in zip(table.sectors, table.first, strict=True):
             for sector in reversed(sectors[first:]):
                 self.pool.drop(sector, keep=self.index.has_page(sector))
@@ -178,6 +185,7 @@ class PagedMemory:
                 users[sector] = users.get(sector, 0) + 1
         assert self.sharing or all(count == 1 for count in users.values()), "a sector is in two tables"
         for page in range(self.pool.num_pages):
+            assert not self.pool.is_kept(page) or self.index.has_page(page), f"page {page} is kept, and not to be found"
             assert self.pool.refs(page) == users.get(page, 0), f"page {page} is counted wrongly"
 
     def _take(self) -> int:

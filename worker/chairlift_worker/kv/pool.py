@@ -76,6 +76,11 @@ class PagePool:
             else:
                 self._free.append(page)
 
+    def discard(self, page: int) -> None:
+        """Makes a kept page free."""
+        del self._kept[page]
+        self._free.append(page)
+
     def clear_kept(self) -> list[int]:
         """Makes all kept pages free; returns them."""
         pages = list(self._kept)

@@ -74,6 +74,19 @@ class PrefixSharing:
         """Takes back the promises that are not kept yet."""
         self._withdraw(request, request.table.num_published)
 
+    def forget(self, request: Request) -> list[int]:
+        """Lets nobody find pages of the request's tokens any more, whoever computed them; returns these pages."""
+        pages: list[int] = []
+        name = ROOT
+        for number in range(request.total // self._page_len):
+            entry = self.index.find(self._key(request, number, name))
+            if entry is None:
+                break
+            self.index.forget(entry.page)
+            pages.append(entry.page)
+            name = entry.name
+        return pages
+
     def _withdraw(self, request: Request, start: int) -> None:
         names = request.table.names
         for number in range(start, len(names)):

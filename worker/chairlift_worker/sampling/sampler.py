@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 import torch
 
-from chairlift_worker.plan import RowPlan, RowResult, SampleSpec
+from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, failed_row
 from chairlift_worker.sampling.native import SampleStatus, sample_row
-
-NO_TOKEN = -1
 
 RowHook = Callable[[int], None]
 
@@ -64,13 +62,9 @@ class Sampler:
                 self._on_row(uid)
             choice = sample_row(address, vocab_size, spec)
         except Exception as error:  # noqa: BLE001 - whatever one row's processing raises must end that request only
-            return _failed(uid, f"POISONED_REQUEST: sampling raised {type(error).__name__}: {error}")
+            return failed_row(uid, f"POISONED_REQUEST: sampling raised {type(error).__name__}: {error}")
         if choice.status is SampleStatus.NAN:
-            return _failed(uid, f"NUMERICAL_ERROR: the logits of token {spec.index} are not numbers.")
+            return failed_row(uid, f"NUMERICAL_ERROR: the logits of token {spec.index} are not numbers.")
         if choice.status is SampleStatus.NOTHING:
-            return _failed(uid, f"NUMERICAL_ERROR: no token has any probability at token {spec.index}.")
+            return failed_row(uid, f"NUMERICAL_ERROR: no token has any probability at token {spec.index}.")
         return RowResult(uid=uid, token_id=choice.token_id, logprob=choice.logprob)
-
-
-def _failed(uid: int, error: str) -> RowResult:
-    return RowResult(uid=uid, token_id=NO_TOKEN, logprob=None, error=error)

@@ -116,3 +116,22 @@ def test_a_changed_file_or_another_type_is_unpacked_anew(files: tuple[Path, Path
     os.utime(file, (now + 5, now + 5))
     later = load_model(WorkerSettings(model=str(file), dtype="float32"))
     assert len({first.tokenizer_dir, bfloat16.tokenizer_dir, later.tokenizer_dir}) == 3
+
+
+def test_nothing_beside_the_file_is_read_or_run(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """The file alone was asked for; a downloads folder may hold anything."""
+    _, file = files
+    mine = tmp_path / "downloads"
+    mine.mkdir()
+    file = file.rename(mine / file.name)
+    (mine / "code.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n")
+    (mine / "config.json").write_text(json.dumps({"model_type": "x", "auto_map": {"AutoConfig": "code.Mine"}}))
+    auto_map = {"AutoTokenizer": ["code.Mine", "code.Mine"]}
+    (mine / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map, "chat_template": "theirs"}))
+    (mine / "chat_template.jinja").write_text("theirs")
+    model = load_model(WorkerSettings(model=str(file), dtype="float32"))
+    assert not (tmp_path / "ran").exists()
+    assert model.context_len == 512
+    assert not (model.tokenizer_dir / "chat_template.jinja").exists()
+    assert "theirs" not in (model.tokenizer_dir / "tokenizer_config.json").read_text()
+    assert not (model.tokenizer_dir / "source").exists()

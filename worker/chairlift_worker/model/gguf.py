@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,15 @@ def unpacked(gguf: Path, dtype: torch.dtype) -> Path:
     key = f"{gguf.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{kind}-transformers-{transformers.__version__}"
 
     def fill(folder: Path) -> None:
+        # Through a folder of its own: what lies beside the file, configs and code, is not read.
+        source = folder / "source"
+        source.mkdir()
+        (source / gguf.name).symlink_to(gguf)
         with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting turns off
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                gguf.parent,
+                source,
                 gguf_file=gguf.name,
+                trust_remote_code=False,
                 # Without this transformers keeps the weights packed and unpacks them at every use.
                 quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
                 dtype=dtype,
@@ -40,6 +46,8 @@ def unpacked(gguf: Path, dtype: torch.dtype) -> Path:
         model.save_pretrained(folder)
         # A .gguf file has no generation config; this one would only repeat what transformers made up.
         (folder / "generation_config.json").unlink(missing_ok=True)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name, trust_remote_code=False)
+        tokenizer.save_pretrained(folder)
+        shutil.rmtree(source)
 
     return made_once(cache_folder() / "gguf" / key, fill)

@@ -15,6 +15,7 @@ from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.model.checks import check_config, check_loading, check_windows, text_config
 from chairlift_worker.model.dtype import choose_dtype
 from chairlift_worker.model.errors import ModelError, told_in_one_line
+from chairlift_worker.model.files import INDEX, check_folder, check_named, indexed_names
 from chairlift_worker.model.gguf import unpacked
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.model.overrides import Overridden, override
@@ -40,11 +41,13 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
         overridden = _config(location, settings)
         config = overridden.config
         check_config(asked, config)
+        _check_files(location, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             location,
             config=config,
             dtype=dtype,
             use_safetensors=True,
+            attn_implementation=None,  # not what the config says: that may be the name of code in a hub
             ignore_mismatched_sizes=True,  # reported, and refused below with the tensors' names
             trust_remote_code=settings.trust_remote_code,
             output_loading_info=True,
@@ -82,6 +85,15 @@ def _config(location: str, settings: WorkerSettings) -> Overridden:
         return Overridden(config, ())
     stored, _ = PreTrainedConfig.get_config_dict(location)
     return override(config, stored, settings.model_config)
+
+
+def _check_files(location: str, config: PreTrainedConfig) -> None:
+    """Raises ValueError where loading would read what it must not."""
+    check_named(config)
+    if Path(location).is_dir():
+        check_folder(Path(location))
+    elif index := cached_file(location, INDEX, _raise_exceptions_for_missing_entries=False):
+        indexed_names(Path(index))
 
 
 def _generation_config(location: str) -> dict[str, object]:

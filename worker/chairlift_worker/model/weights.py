@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +15,10 @@ from transformers import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from chairlift_worker.model.errors import WeightsError
+from chairlift_worker.model.files import check_folder, weight_files
 
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _MAX_NAMED: Final = 8
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 # Entries of a config that say nothing about what the weights mean.
 _MEANINGLESS: Final = frozenset(
@@ -95,9 +95,8 @@ class LiveWeights:
         """What can be told without loading."""
         if not folder.is_absolute() or not folder.is_dir():
             raise _invalid(folder, "must be the absolute path of a folder")
-        if not (folder / _SINGLE).is_file() and not (folder / _INDEX).is_file():
-            raise _invalid(folder, f"has neither {_SINGLE} nor {_INDEX}")
-        for file in _files(folder):
+        check_folder(folder)
+        for file in weight_files(folder):
             with safe_open(file, framework="pt") as tensors:
                 strange = [name for name in tensors.keys() if tensors.get_slice(name).get_dtype() not in _FLOATS]  # noqa: SIM118 - no mapping
             if strange:
@@ -129,16 +128,6 @@ class LiveWeights:
         )
         module, info = loaded
         return module, info
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """The files that hold the tensors, those of the index if there is one file too few."""
-    if (folder / _SINGLE).is_file():
-        yield folder / _SINGLE
-        return
-    index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-    for name in sorted(set(index["weight_map"].values())):
-        yield folder / Path(name).name
 
 
 def _meaning(config: PreTrainedConfig) -> dict[str, Any]:

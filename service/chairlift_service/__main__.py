@@ -10,7 +10,7 @@ from collections.abc import Sequence
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read on import: what gRPC's core logs is neither JSON nor one line
 
 import structlog
-from chairlift_worker.ipc.logs import setup_logging
+from chairlift_worker.ipc.logs import for_terminal, setup_logging
 
 from chairlift_service.app import ServiceFailedError, run
 from chairlift_service.config import ConfigError, load
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] | N
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"chairlift-serve: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the one line
+    print(f"chairlift-serve: {for_terminal(text)}", file=sys.stderr, flush=True)  # noqa: T201 - the one line
     return code
 
 

@@ -1,16 +1,28 @@
 """Logs of both processes: structlog on standard error, for people in a terminal, as JSON lines otherwise.
 
-Prompts are never logged.
+Prompts are never logged. Whatever a record holds, it cannot pass for two, nor give a terminal commands: JSON escapes
+it, and for people `for_terminal` does.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
+from typing import Any, Final, TextIO
 
 import structlog
 
 from chairlift_worker.ipc.settings import LogFormat, LogLevel
+
+_TRACEBACK_MARGIN: Final = "  | "
+
+
+def for_terminal(text: str) -> str:
+    """`text` in one line, with escapes for all that is not printable: line ends, control characters, directions."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def setup_logging(*, level: LogLevel = "info", log_format: LogFormat = "auto") -> None:
@@ -28,7 +40,7 @@ def setup_logging(*, level: LogLevel = "info", log_format: LogFormat = "auto") -
     # Tracebacks without local variables: those may hold prompts.
     last: list[structlog.typing.Processor]
     if log_format == "human" or (log_format == "auto" and sys.stderr.isatty()):
-        last = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        last = [_escaped, structlog.dev.ConsoleRenderer(exception_formatter=_traceback)]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     structlog.configure(
@@ -46,3 +58,18 @@ def setup_logging(*, level: LogLevel = "info", log_format: LogFormat = "auto") -
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
+
+
+def _escaped(_logger: Any, _method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """The record with its strings escaped, names included."""
+    return {
+        for_terminal(name): for_terminal(value) if isinstance(value, str) else value for name, value in record.items()
+    }
+
+
+def _traceback(into: TextIO, error: structlog.typing.ExcInfo) -> None:
+    """A traceback whose lines have a margin, so that a line of an exception's text cannot pass for a record."""
+    plain = io.StringIO()
+    structlog.dev.plain_traceback(plain, error)
+    lines = plain.getvalue().split("\n")
+    into.write("\n" + "\n".join(_TRACEBACK_MARGIN + for_terminal(line) for line in lines if line))

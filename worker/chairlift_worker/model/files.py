@@ -1,6 +1,6 @@
 """Which files of a model are read: its folder's own, and of weights safetensors alone.
 
-transformers takes what an index names, wherever that lies, and unpickles what is not called `.safetensors`. So the names
+transformers takes what an index names, wherever that lies, and unpickles what is not called `.safetensors`. So names
 are looked at before it is let in.
 """
 

@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the native stress tests run, how many workloads the engine's property is tried on, which clients run."""
+    """How long some suites take, and which clients run."""
     parser.addoption(
         "--native-records",
         type=int,
@@ -18,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         help="random workloads for the whole engine; 0: the usual ones, the same each time",
+    )
+    parser.addoption(
+        "--kills",
+        type=int,
+        default=3,
+        help="how often the worker is killed under 64 streams; each takes some ten seconds",
     )
     parser.addoption(
         "--every-language",

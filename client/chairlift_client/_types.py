@@ -55,6 +55,7 @@ class ServerState(enum.IntEnum):
     FAILED = 4
     PAUSED = 5
     STOPPED = 6
+    RECOVERING = 7
 
 
 class HealthStatus(enum.IntEnum):

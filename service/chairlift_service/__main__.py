@@ -15,15 +15,16 @@ from chairlift_worker.ipc.logs import for_terminal, setup_logging
 from chairlift_service.app import ServiceFailedError, run
 from chairlift_service.config import ConfigError, load
 from chairlift_service.listeners import ListenError
-from chairlift_service.supervisor import WorkerStartError
 from chairlift_service.tracing import TracingError
 from chairlift_service.watched import FileError
+from chairlift_service.workers.supervisor import WorkerStartError
+from chairlift_service.workers.worker import COMMAND
 
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
 
 
-def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = COMMAND) -> int:
     """The program; returns its exit code. `worker_command` replaces the worker's program, for tests."""
     try:
         configuration = load(sys.argv[1:] if argv is None else argv, os.environ)

@@ -10,7 +10,6 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import structlog
-from chairlift_worker.ipc.channel import ServiceChannel
 from chairlift_worker.ipc.messages import ReadyMsg
 
 from chairlift_service.config import Configuration
@@ -20,9 +19,11 @@ from chairlift_service.entrance import Entrance
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.lifecycle import Happening, ServedModel
 from chairlift_service.operations import LOOK_S
-from chairlift_service.supervisor import WorkerStartError, worker_argv
+from chairlift_service.requests.registry import fail_all
 from chairlift_service.text.chat import ChatPrompts
 from chairlift_service.text.tokenizer import Tokenizer
+from chairlift_service.workers.supervisor import WorkerStartError
+from chairlift_service.workers.worker import COMMAND, WorkerFactory
 
 SWEEP_PERIOD_S: Final = 1.0
 """How often results that are too old are looked for; asking for one by id looks at once."""
@@ -32,6 +33,9 @@ STATUS_GRACE_S: Final = 2.0
 
 WORKER_PATIENCE_S: Final = 5.0
 """How long a worker that was asked to end may take for its last step."""
+
+COMPILE_S: Final = 600.0
+"""What a step may take longer where some are compiled: a shape that the warm-up has not seen is compiled then."""
 
 _T = TypeVar("_T")
 
@@ -72,23 +76,33 @@ class End(enum.Enum):
     CUT = 1  # by a second signal
 
 
-async def run(configuration: Configuration, *, worker_command: Sequence[str] | None = None) -> int:
+async def run(configuration: Configuration, *, worker_command: Sequence[str] = COMMAND) -> int:
     """Serves until a signal comes. Returns the exit code: 0 after a drain, 1 where a second signal cut it short.
 
     Raises FileError, ListenError, WorkerStartError, ServiceFailedError, each one line; all is cleaned up by then.
     `worker_command` replaces the worker's program, for tests. Must run in the main thread.
     """
     signals = Signals()
-    channel = ServiceChannel.create()
-    with contextlib.ExitStack() as resources:
-        resources.callback(channel.close)
-        resources.enter_context(signals.caught())
-        argv = worker_argv(channel=channel, settings=configuration.worker, command=worker_command)
-        app = App(Core.create(configuration, channel=channel, worker_argv=argv), signals=signals)
+    with signals.caught():
+        app = App(
+            Core.create(configuration, factory=worker_factory(configuration, command=worker_command)), signals=signals
+        )
         try:
             return (await app.run()).value
         finally:
             await app.close()
+
+
+def worker_factory(configuration: Configuration, *, command: Sequence[str] = COMMAND) -> WorkerFactory:
+    """Makes the workers that a configuration asks for."""
+    service, worker = configuration.service, configuration.worker
+    compiles = worker.default_compile_level > 0 or worker.varlen_compile_config or worker.decode_compile_config
+    return WorkerFactory(
+        settings=worker,
+        start_timeout_s=service.start_timeout,
+        step_timeout_s=service.step_timeout + (COMPILE_S if compiles else 0.0),
+        command=command,
+    )
 
 
 class App:
@@ -112,8 +126,7 @@ class App:
     async def run(self) -> End:
         """Serves until the end."""
         await self._entrance.open()
-        self._core.link.open(sink=self._core.dispatcher)
-        ready = await self._until_first_signal(self._core.supervisor.start())
+        ready = await self._until_first_signal(self._core.succession.start())
         if ready is None:
             return End.DRAINED
         self._core.lifecycle.serve(self._served_model(ready))
@@ -129,14 +142,13 @@ class App:
     async def close(self) -> None:
         """Ends calls, servers and worker, in this order, and takes away what they used. Safe after any failure."""
         core = self._core
-        core.registry.fail_all(ServiceError(Reason.SHUTTING_DOWN, "the service ends"))
+        fail_all(core.registry, core.readers, ServiceError(Reason.SHUTTING_DOWN, "the service ends"))
         core.statistics.ended.set()
         for health in (core.main_health, core.admin_health):
             health.close()
         cut = self._signals.second.is_set()
         await self._entrance.stop(grace_s=0 if cut else STATUS_GRACE_S)
-        await core.supervisor.stop(patience_s=0 if cut else WORKER_PATIENCE_S)
-        core.link.close()
+        await core.succession.stop(patience_s=0 if cut else WORKER_PATIENCE_S)
         self._entrance.remove_files()
         if core.tracer is not None:
             await asyncio.to_thread(core.tracer.close)
@@ -182,10 +194,11 @@ class App:
             await asyncio.gather(task, signal_task, return_exceptions=True)
 
     async def _fail_when_lost(self) -> None:
-        """Waits for the loss of the worker; then every call ends, and so does the service."""
-        why = await asyncio.shield(self._core.supervisor.lost)
+        """Waits until a lost worker cannot be replaced; then every call ends, and so does the service."""
+        why = await asyncio.shield(self._core.succession.failed)
         self._core.lifecycle.enter(Happening.LOSS)
-        self._core.registry.fail_all(ServiceError(Reason.WORKER_LOST, "the worker is gone"))
+        error = ServiceError(Reason.WORKER_LOST, "the worker is gone")
+        fail_all(self._core.registry, self._core.readers, error)
         raise ServiceFailedError(f"worker lost: {why}")
 
     async def _drain(self) -> End:

@@ -6,7 +6,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from chairlift.v1 import event_pb2, info_service_pb2, request_pb2
-from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, EndingMsg, EndingReason, ModelCardMsg, SettingMsg
+from chairlift_worker.ipc.messages import (
+    NO_DEADLINE,
+    AddRequestMsg,
+    EndingMsg,
+    EndingReason,
+    ModelCardMsg,
+    ResumedMsg,
+    SettingMsg,
+)
 
 from chairlift_service import errors
 from chairlift_service.errors import Reason, ServiceError
@@ -14,9 +22,14 @@ from chairlift_service.validate import ValidRequest
 
 
 def add_request_msg(
-    request: ValidRequest, *, uid: int, arrival_ns: int, deadline_ns: int = NO_DEADLINE
+    request: ValidRequest,
+    *,
+    uid: int,
+    arrival_ns: int,
+    deadline_ns: int = NO_DEADLINE,
+    resumed: ResumedMsg | None = None,
 ) -> AddRequestMsg:
-    """The worker's form of a request."""
+    """The worker's form of a request; `resumed` is what came of it so far, where another worker had it before."""
     return AddRequestMsg(
         uid=uid,
         prompt=request.prompt_ids.tobytes(),
@@ -27,6 +40,7 @@ def add_request_msg(
         arrival_ns=arrival_ns,
         deadline_ns=deadline_ns,
         priority=request.priority,
+        resumed=resumed,
     )
 
 
@@ -125,9 +139,7 @@ def deadline_ns(*, now_ns: int, time_remaining: float | None) -> int:
     return min(max(1, now_ns + int(time_remaining * 1e9)), 2**63 - 1)
 
 
-def statistics(
-    counters: Mapping[str, int], *, worker_restarts: int = 0, requests_held: int = 0
-) -> info_service_pb2.Statistics:
+def statistics(counters: Mapping[str, int], *, worker_restarts: int, requests_held: int) -> info_service_pb2.Statistics:
     """The statistics message from the worker's counters by field name; a name that it lacks raises ValueError."""
     return info_service_pb2.Statistics(**counters, worker_restarts=worker_restarts, requests_held=requests_held)
 

@@ -1,17 +1,13 @@
-"""The composition root of one worker's worth of service: every object, made once, in the order of dependence."""
+"""The composition root of the service: every object, made once, in the order of dependence."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
-
-from chairlift_worker.ipc.channel import ServiceChannel
 
 from chairlift_service.config import Configuration
 from chairlift_service.health import Health
 from chairlift_service.lifecycle import Lifecycle
-from chairlift_service.link import Link
 from chairlift_service.metrics.collector import Metered, ServiceCollector
 from chairlift_service.operations import Operations
 from chairlift_service.requests.admission import Admission
@@ -31,8 +27,11 @@ from chairlift_service.servicers.generation import GenerationServicer
 from chairlift_service.servicers.info import InfoServicer
 from chairlift_service.servicers.text import TextServicer
 from chairlift_service.statistics import ServerStatistics
-from chairlift_service.supervisor import Supervisor
 from chairlift_service.tracing import make_tracer
+from chairlift_service.workers.figures import WorkerFigures
+from chairlift_service.workers.line import WorkerLine
+from chairlift_service.workers.succession import Succession
+from chairlift_service.workers.worker import WorkerFactory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,9 +39,8 @@ class Core:
     """The long-lived objects."""
 
     configuration: Configuration
-    channel: ServiceChannel
-    link: Link
-    supervisor: Supervisor
+    line: WorkerLine
+    succession: Succession
     lifecycle: Lifecycle
     readers: Readers
     registry: Registry
@@ -56,46 +54,54 @@ class Core:
     tracer: RequestTracer | None  # the same
 
     @classmethod
-    def create(cls, configuration: Configuration, *, channel: ServiceChannel, worker_argv: Sequence[str]) -> Core:
+    def create(cls, configuration: Configuration, *, factory: WorkerFactory) -> Core:
         """Makes them. Needs a running event loop; starts nothing."""
         settings = configuration.service
         main_health, admin_health = Health(services=MAIN_SERVICES), Health(services=ADMIN_SERVICES)
         lifecycle = Lifecycle(healths=(main_health, admin_health))
-        link = Link(channel=channel)
-        brake = Brake(port=link, buffer_tokens=settings.reader_buffer_tokens, patience_s=settings.slow_reader_timeout)
+        line = WorkerLine()
+        figures = WorkerFigures(line=line)
+        brake = Brake(port=line, buffer_tokens=settings.reader_buffer_tokens, patience_s=settings.slow_reader_timeout)
         readers = Readers(brake=brake)
         admission = Admission(max_requests=settings.max_waiting_requests, max_tokens=settings.max_waiting_tokens)
         kept = KeptResults(ttl_s=settings.result_ttl, max_bytes=settings.result_memory)
         tracer = make_tracer(settings.otlp_endpoint, os.environ)
         registry = Registry(admission=admission, kept=kept, readers=readers, tracer=tracer)
         metered = _metered(configuration)
+        dispatcher = Dispatcher(
+            registry=registry,
+            readers=readers,
+            port=line,
+            recorder=None if metered is None else metered.requests,
+            tracer=tracer,
+        )
         return cls(
             configuration=configuration,
-            channel=channel,
-            link=link,
-            supervisor=Supervisor(channel=channel, link=link, argv=worker_argv, start_timeout_s=settings.start_timeout),
+            line=line,
+            succession=Succession(
+                factory=factory,
+                line=line,
+                lifecycle=lifecycle,
+                registry=registry,
+                dispatcher=dispatcher,
+                figures=figures,
+                restart_limit_s=settings.worker_restart_limit,
+            ),
             lifecycle=lifecycle,
             readers=readers,
             registry=registry,
-            dispatcher=Dispatcher(
-                registry=registry,
-                readers=readers,
-                port=link,
-                recorder=None if metered is None else metered.requests,
-                tracer=tracer,
-            ),
-            intake=Intake(lifecycle=lifecycle, admission=admission, registry=registry, port=link),
+            dispatcher=dispatcher,
+            intake=Intake(lifecycle=lifecycle, admission=admission, registry=registry, port=line),
             operations=Operations(
                 lifecycle=lifecycle,
-                questions=link.questions,
                 registry=registry,
                 readers=readers,
-                port=link,
+                line=line,
                 update_timeout_s=settings.start_timeout,
             ),
             main_health=main_health,
             admin_health=admin_health,
-            statistics=ServerStatistics(status=channel.status, registry=registry),
+            statistics=ServerStatistics(figures=figures, registry=registry),
             metered=metered,
             tracer=tracer,
         )
@@ -107,12 +113,12 @@ class Core:
                 intake=self.intake,
                 registry=self.registry,
                 readers=self.readers,
-                canceller=Canceller(registry=self.registry, port=self.link),
+                canceller=Canceller(registry=self.registry, port=self.line),
             ),
             text=TextServicer(lifecycle=self.lifecycle, max_message_bytes=self.configuration.service.max_message_bytes),
             info=InfoServicer(
                 lifecycle=self.lifecycle,
-                supervisor=self.supervisor,
+                succession=self.succession,
                 statistics=self.statistics,
                 asked=self.configuration.described(),
             ),

@@ -27,7 +27,7 @@ class State(enum.Enum):
     DRAINING = enum.auto()  # lets what is there end; an operator may resume
     STOPPED = enum.auto()  # idle; an operator may resume
     ENDING = enum.auto()  # lets what is there end, and then the process
-    FAILED = enum.auto()  # the worker is gone
+    FAILED = enum.auto()  # the worker is gone, and so are all attempts to replace it
 
 
 class Happening(enum.Enum):
@@ -41,7 +41,7 @@ class Happening(enum.Enum):
     UPDATE = "update of the weights"
     UPDATED = "end of the update"
     SIGNAL = "signal to end"
-    LOSS = "loss of the worker"
+    LOSS = "loss of the worker for good"
 
 
 _S, _H = State, Happening
@@ -62,7 +62,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Happening], State]] = {
 }
 """All there is. What does not stand here cannot happen: an operator who asks for it is refused."""
 
-SHOWN: Final[Mapping[State, info_service_pb2.ServerState]] = {
+_SHOWN: Final[Mapping[State, info_service_pb2.ServerState]] = {
     _S.STARTING: info_service_pb2.SERVER_STATE_STARTING,
     _S.SERVING: info_service_pb2.SERVER_STATE_SERVING,
     _S.PAUSED: info_service_pb2.SERVER_STATE_PAUSED,
@@ -72,10 +72,15 @@ SHOWN: Final[Mapping[State, info_service_pb2.ServerState]] = {
     _S.ENDING: info_service_pb2.SERVER_STATE_DRAINING,
     _S.FAILED: info_service_pb2.SERVER_STATE_FAILED,
 }
-"""What users see of it."""
+"""What users see of it, while there is a worker."""
+
+ALL_SHOWN: Final = (*dict.fromkeys(_SHOWN.values()), info_service_pb2.SERVER_STATE_RECOVERING)
 
 HEALTHY: Final = frozenset({_S.SERVING, _S.PAUSED, _S.UPDATING})
-"""Where health is SERVING and new requests are taken."""
+"""Where new requests are taken, and health is SERVING if there is a worker."""
+
+STANDING_STILL: Final = frozenset({_S.PAUSED, _S.UPDATING})
+"""Where no step begins."""
 
 _REFUSALS: Final[Mapping[State, tuple[Reason, str]]] = {
     _S.DRAINING: (Reason.DRAINING, "the service finishes what it has and takes nothing new"),
@@ -104,11 +109,25 @@ class Lifecycle:
         self._healths = healths  # one for each server
         self._state = State.STARTING
         self._model: ServedModel | None = None
+        self._recovering = False
+        self.weights: str | None = None  # folder that they were taken from last; None: the model's own
 
     @property
     def state(self) -> State:
         """The state now."""
         return self._state
+
+    @property
+    def shown(self) -> info_service_pb2.ServerState:
+        """The state as users see it."""
+        if self._recovering and self._state is not State.FAILED:
+            return info_service_pb2.SERVER_STATE_RECOVERING
+        return _SHOWN[self._state]
+
+    def show_recovering(self, *, recovering: bool) -> None:
+        """Whether there is no worker for now. The state stays what it is, and holds again when there is one."""
+        self._recovering = recovering
+        self._tell_health()
 
     @property
     def worker_settings(self) -> tuple[SettingMsg, ...]:
@@ -136,8 +155,11 @@ class Lifecycle:
         """It happens. Raises ServiceError as `check`."""
         self.check(happening)
         self._state = TRANSITIONS[self._state, happening]
+        self._tell_health()
+
+    def _tell_health(self) -> None:
         for health in self._healths:
-            health.set_serving(serving=self._state in HEALTHY)
+            health.set_serving(serving=self._state in HEALTHY and not self._recovering)
 
     def model(self) -> ServedModel:
         """The model. Raises ServiceError with NOT_READY while it is being loaded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Final
 
 import structlog
@@ -18,16 +19,14 @@ from chairlift_worker.ipc.messages import (
 
 from chairlift_service import errors
 from chairlift_service.errors import Reason, ServiceError
-from chairlift_service.lifecycle import Happening, Lifecycle, State
-from chairlift_service.questions import Questions, in_time
+from chairlift_service.lifecycle import STANDING_STILL, Happening, Lifecycle, State
 from chairlift_service.requests.readers import Readers
 from chairlift_service.requests.registry import Registry
-from chairlift_service.requests.worker_port import WorkerPort
+from chairlift_service.workers.line import WorkerLine
+from chairlift_service.workers.questions import in_time
 
 LOOK_S: Final = 0.02
 """How often it is looked whether all requests are over."""
-
-_STANDING_STILL: Final = frozenset({State.PAUSED, State.UPDATING})
 
 _log = structlog.get_logger(__name__)
 
@@ -44,17 +43,15 @@ class Operations:
         self,
         *,
         lifecycle: Lifecycle,
-        questions: Questions,
         registry: Registry,
         readers: Readers,
-        port: WorkerPort,
+        line: WorkerLine,
         update_timeout_s: float,
     ) -> None:
         self._lifecycle = lifecycle
-        self._questions = questions
         self._registry = registry
         self._readers = readers
-        self._port = port
+        self._line = line
         self._update_timeout_s = update_timeout_s
 
     @property
@@ -65,7 +62,7 @@ class Operations:
     async def pause(self) -> int:
         """Lets no further step begin; returns the number of live requests once nothing is computed any more."""
         self._lifecycle.check(Happening.PAUSE)
-        answer = self._questions.ask(lambda op: PauseMsg(op=op))
+        answer = self._line.ask(lambda op: PauseMsg(op=op))
         self._enter(Happening.PAUSE)
         await in_time(answer)
         return self._registry.num_live
@@ -73,7 +70,7 @@ class Operations:
     async def resume(self) -> None:
         """Ends a pause, a drain or a stop."""
         self._lifecycle.check(Happening.RESUME)
-        answer = self._questions.ask(lambda op: ResumeMsg(op=op))
+        answer = self._line.ask(lambda op: ResumeMsg(op=op))
         self._enter(Happening.RESUME)
         await in_time(answer)
 
@@ -98,7 +95,11 @@ class Operations:
         """Ends every live request with STOPPED; returns their number once the worker has let go of them."""
         self._lifecycle.check(Happening.STOP)
         self._enter(Happening.STOP)
-        stopped = self._registry.stop_all(ServiceError(Reason.STOPPED, "the service was stopped"), port=self._port)
+        stopped = self._registry.all_live()
+        for generation in stopped:
+            generation.end(ServiceError(Reason.STOPPED, "the service was stopped"))
+            self._line.cancel(generation.uid)
+            self._readers.notify(generation)
         while any(self._registry.live(generation.uid) is generation for generation in stopped):  # noqa: ASYNC110 - confirmed one by one
             await asyncio.sleep(LOOK_S)
         return len(stopped)
@@ -106,7 +107,7 @@ class Operations:
     async def flush_prefix_cache(self) -> int:
         """Forgets the cached pages that no request uses; returns their number."""
         self._lifecycle.model()
-        answer = await in_time(self._questions.ask(lambda op: FlushPrefixCacheMsg(op=op)))
+        answer = await in_time(self._line.ask(lambda op: FlushPrefixCacheMsg(op=op)))
         assert isinstance(answer, FlushedMsg)  # what the worker answers to this question
         return answer.num_pages
 
@@ -115,30 +116,35 @@ class Operations:
         if not folder.startswith("/") or not folder.isprintable():
             raise errors.from_violations([errors.Violation("path", "must be the absolute path of a folder")])
         self._lifecycle.check(Happening.UPDATE)
-        answer = self._questions.ask(lambda op: UpdateWeightsMsg(op=op, folder=folder))
+        answer = self._line.ask(lambda op: UpdateWeightsMsg(op=op, folder=folder))
         self._enter(Happening.UPDATE)
         # Here rather than after the wait below, which may be given up: the state must follow the worker.
-        answer.add_done_callback(self._on_updated)
+        answer.add_done_callback(functools.partial(self._on_updated, folder))
         message = await in_time(asyncio.shield(answer), timeout_s=self._update_timeout_s)
         assert isinstance(message, WeightsMsg)  # what the worker answers to this question
         if message.error:
             raise errors.from_worker(message.error)
         return message
 
-    def _on_updated(self, answer: asyncio.Future[AnswerMsg]) -> None:
-        if not answer.cancelled() and answer.exception() is None and self._lifecycle.may(Happening.UPDATED):
+    def _on_updated(self, folder: str, answer: asyncio.Future[AnswerMsg]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            return  # the worker is gone; who replaces it sees to the state
+        message = answer.result()
+        if isinstance(message, WeightsMsg) and not message.error:
+            self._lifecycle.weights = folder
+        if self._lifecycle.may(Happening.UPDATED):
             self._enter(Happening.UPDATED)
 
     def _begin_drain(self, happening: Happening) -> None:
         self._lifecycle.check(happening)
-        if self._lifecycle.state in _STANDING_STILL:
-            self._questions.ask(lambda op: ResumeMsg(op=op))
+        if self._lifecycle.state in STANDING_STILL:
+            self._line.ask(lambda op: ResumeMsg(op=op))
         self._enter(happening)
 
     def _enter(self, happening: Happening) -> None:
         before = self._lifecycle.state
         self._lifecycle.enter(happening)
         now = self._lifecycle.state
-        self._registry.show_paused(paused=now in _STANDING_STILL)
+        self._registry.show_paused(paused=now in STANDING_STILL)
         if now is not before:
             _log.info("state changed", before=before.name, now=now.name, live=self._registry.num_live)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
 
-import msgspec
 from chairlift.v1 import info_service_pb2
-from chairlift_worker.ipc.status import StatusReader
 
 from chairlift_service import convert
 from chairlift_service.requests.registry import Registry
-
-_NOT_STATISTICS: Final = frozenset({"phase", "heartbeat_ns", "step", "planned_tokens"})
+from chairlift_service.workers.figures import WorkerFigures
 
 
 class ServerStatistics:
     """One look at a time; `ended` is set when there is nothing to look at any more."""
 
-    def __init__(self, *, status: StatusReader, registry: Registry) -> None:
-        self._status = status
+    def __init__(self, *, figures: WorkerFigures, registry: Registry) -> None:
+        self._figures = figures
         self._registry = registry
         self._began_ns = time.monotonic_ns()
         self.ended = asyncio.Event()
@@ -32,8 +28,6 @@ class ServerStatistics:
 
     def read(self) -> info_service_pb2.Statistics:
         """Counters and gauges now."""
-        status = msgspec.structs.asdict(self._status.read())
         return convert.statistics(
-            {name: value for name, value in status.items() if name not in _NOT_STATISTICS},
-            requests_held=len(self._registry),
+            self._figures.read(), worker_restarts=self._figures.num_lost, requests_held=len(self._registry)
         )

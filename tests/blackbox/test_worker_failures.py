@@ -46,14 +46,16 @@ def callers():
 
 
 @pytest.mark.parametrize("fault", ["kill -9", "exception in forward", "out of memory"])
-def test_a_dead_worker_ends_every_call_at_once_and_the_service_with_an_error(callers, fault: str) -> None:
+def test_a_dead_worker_that_is_not_to_be_replaced_ends_every_call_at_once_and_the_service(callers, fault: str) -> None:
     args = {
         "kill -9": (),
         "exception in forward": ("--fault-injection", "forward:40"),
         "out of memory": ("--fault-injection", "memory:40"),
     }
     with live_server(
-        tiny_model("llama"), "--dtype", "float32", "--max-requests-per-batch", "2", *args[fault], expect_exit=None
+        tiny_model("llama"),
+        *("--dtype", "float32", "--max-requests-per-batch", "2", "--worker-restart-limit", "0", *args[fault]),
+        expect_exit=None,
     ) as server:
         futures = [callers.submit(stream_to_the_end, server, [5 + i] * 4) for i in range(4)]  # two of them queued
         if fault == "kill -9":

@@ -102,7 +102,7 @@ async def test_without_a_token_of_the_file_every_call_is_refused_before_it_begin
         assert refused.code is UNAUTHENTICATED
     assert CALLER not in repr(logs)
     await served.idle()
-    assert served.core.channel.status.read().prompt_tokens == 0
+    assert served.status.prompt_tokens == 0
 
 
 async def test_the_scheme_is_written_in_any_case_and_a_stream_is_as_good_as_a_unary_call(served: Served) -> None:

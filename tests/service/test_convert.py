@@ -176,7 +176,7 @@ def test_statistics_take_every_counter_by_name() -> None:
     assert all(getattr(got, name) == value for name, value in counters.items())
     assert (got.worker_restarts, got.requests_held) == (70, 71)
     with pytest.raises(ValueError, match="nonsense"):
-        convert.statistics({"nonsense": 1})
+        convert.statistics({"nonsense": 1}, worker_restarts=0, requests_held=0)
 
 
 def test_the_model_is_told_as_its_card_says() -> None:

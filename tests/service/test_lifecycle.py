@@ -10,7 +10,7 @@ import pytest
 from chairlift.v1 import info_service_pb2
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.health import Health
-from chairlift_service.lifecycle import HEALTHY, SHOWN, TRANSITIONS, Happening, Lifecycle, ServedModel, State
+from chairlift_service.lifecycle import HEALTHY, TRANSITIONS, Happening, Lifecycle, ServedModel, State
 
 # Written out again, as admin_service.proto says it: rows are states, columns what an operator asks for.
 ALLOWED = """
@@ -103,5 +103,16 @@ def test_every_state_is_shown_and_those_in_between_as_what_they_belong_to() -> N
     named: dict[State, Any] = {state: f"SERVER_STATE_{state.name}" for state in State}
     named[State.UPDATING] = "SERVER_STATE_PAUSED"
     named[State.ENDING] = "SERVER_STATE_DRAINING"
-    assert {state: info_service_pb2.ServerState.Name(shown) for state, shown in SHOWN.items()} == named
+    assert {state: info_service_pb2.ServerState.Name(at(state)[0].shown) for state in State} == named
     assert set(State) >= HEALTHY
+
+
+@pytest.mark.parametrize("state", State)
+def test_without_a_worker_the_state_stays_and_health_waits(state: State) -> None:
+    lifecycle, health = at(state)
+    lifecycle.show_recovering(recovering=True)
+    assert (lifecycle.state, health.serving) == (state, False)
+    shown = "FAILED" if state is State.FAILED else "RECOVERING"
+    assert info_service_pb2.ServerState.Name(lifecycle.shown) == f"SERVER_STATE_{shown}"
+    lifecycle.show_recovering(recovering=False)
+    assert health.serving is (state in HEALTHY)

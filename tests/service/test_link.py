@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from chairlift_service.errors import Reason, ServiceError
-from chairlift_service.link import LEFT_FOR_CANCELS_BYTES, MAX_RECORDS_PER_TURN, Link
+from chairlift_service.workers.link import LEFT_FOR_CANCELS_BYTES, MAX_RECORDS_PER_TURN, Link
 from chairlift_worker.ipc.channel import ServiceChannel, WorkerChannel
 from chairlift_worker.ipc.messages import (
     AddRequestMsg,

@@ -15,7 +15,7 @@ from chairlift_service.requests.cursor import MAX_DELTA_TOKENS, Cursor, Ended, S
 from chairlift_service.requests.kept import MAX_DEPARTED, Departed, KeptResults
 from chairlift_service.requests.lease import Lease
 from chairlift_service.requests.output_log import LogSlice
-from chairlift_service.requests.registry import check_free, readable
+from chairlift_service.requests.registry import check_free, fail_all, readable
 from chairlift_worker.ipc.messages import EndingReason
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,7 +165,7 @@ def test_the_queue_counts_until_the_start_or_the_ending_and_once() -> None:
     books.dispatcher.apply(step(started=[1]))
     assert (books.admission.num_requests, books.admission.num_tokens) == (2, 6)
     books.dispatcher.apply(step(endings=[ending(1), ending(2, EndingReason.CANCELLED)]))
-    books.registry.fail_all(ServiceError(Reason.WORKER_LOST, "gone"))
+    fail_all(books.registry, books.readers, ServiceError(Reason.WORKER_LOST, "gone"))
     assert (books.admission.num_requests, books.admission.num_tokens) == (0, 0)
 
 
@@ -281,7 +281,7 @@ async def test_a_reader_that_is_ended_tells_what_it_knows_first() -> None:
     with books.readers.open(("request", 1)) as reader:
         reader.follow(one)
         books.dispatcher.apply(step([(1, 97)], started=[1], endings=[ending(1)]))
-        books.registry.fail_all(ServiceError(Reason.WORKER_LOST, "gone"))
+        fail_all(books.registry, books.readers, ServiceError(Reason.WORKER_LOST, "gone"))
         events = reader.events()
         assert [type((await anext(events))[1]) for _ in range(3)] == [Started, LogSlice, Ended]
         with pytest.raises(ServiceError, match="WORKER_LOST"):

@@ -144,8 +144,10 @@ async def test_a_second_signal_ends_at_once() -> None:
         assert not (running.folder / "s").exists()
 
 
-async def test_a_killed_worker_ends_every_call_at_once_and_the_service_with_a_failure() -> None:
-    async with program("--listen", "unix:s", script={"step_s": 0.02, "max_running": 2}) as running:
+async def test_a_killed_worker_that_is_not_to_be_replaced_ends_every_call_at_once_and_the_service_with_it() -> None:
+    async with program(
+        "--listen", "unix:s", "--worker-restart-limit", "0", script={"step_s": 0.02, "max_running": 2}
+    ) as running:
         await running.line()
         async with grpc.aio.insecure_channel(f"unix:{running.folder}/s") as channel:
             worker = await worker_of(channel)

@@ -161,7 +161,7 @@ class FakeWorker:
     def _handle(self, record: bytes) -> None:
         match decode_request(record):
             case AddRequestMsg() as message:
-                self._rows[message.uid] = Row(message, array("i", message.prompt))
+                self._add(message)
             case CancelMsg(uid=uid):
                 self._end(uid, EndingReason.CANCELLED)
             case HoldMsg(uid=uid, held=held):
@@ -179,6 +179,12 @@ class FakeWorker:
                 self._update = (time.monotonic() + self._script.update_s, message)
             case ShutdownMsg():
                 self._stopping = not self._script.ignore_shutdown
+
+    def _add(self, message: AddRequestMsg) -> None:
+        row = self._rows[message.uid] = Row(message, array("i", message.prompt))
+        if message.resumed is not None:
+            row.num_generated = len(array("i", message.resumed.generated))
+            row.started = message.resumed.started_ns > 0
 
     @property
     def _stands_still(self) -> bool:
@@ -213,7 +219,9 @@ class FakeWorker:
         uids, token_ids, logprobs = array("Q"), array("i"), array("f")
         started = []
         moving = [] if self._stands_still else [(uid, row) for uid, row in self._rows.items() if not row.held]
-        for uid, row in moving[: self._script.max_running]:
+        moving = moving[: self._script.max_running]
+        self._channel.roll.note(self._steps, (uid for uid, _ in moving), depth=1)
+        for uid, row in moving:
             if not row.started:
                 row.started = True
                 self._prompt_tokens += len(row.prompt)
@@ -278,6 +286,7 @@ class FakeWorker:
             requests_waiting=len(self._rows) - running,
             requests_running=running,
             generated_tokens=self._generated,
+            computed_tokens=self._generated,
             prompt_tokens=self._prompt_tokens,
         )
 
@@ -287,6 +296,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--channel", required=True)
     parser.add_argument("--settings", required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
     arguments = parser.parse_args()
     json.loads(arguments.settings)  # the service's own checks are tested elsewhere: it must be JSON
     script = Script(**json.loads(os.environ.get("FAKE_WORKER", "{}")))

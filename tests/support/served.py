@@ -23,11 +23,12 @@ from chairlift.v1 import (
     text_service_pb2_grpc,
 )
 from chairlift_service.addresses import UnixAddress
-from chairlift_service.app import App, Signals
+from chairlift_service.app import App, Signals, worker_factory
 from chairlift_service.config import load
 from chairlift_service.core import Core
-from chairlift_service.supervisor import worker_argv
-from chairlift_worker.ipc.channel import DEFAULT_RING_BYTES, ServiceChannel
+from chairlift_service.workers.worker import Worker
+from chairlift_worker.ipc.channel import DEFAULT_RING_BYTES
+from chairlift_worker.ipc.status import Status
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2_grpc
 
@@ -77,21 +78,33 @@ class Served:
 
     @property
     def worker_pid(self) -> int:
-        (pid,) = self.core.supervisor.pids
+        (pid,) = self.core.succession.pids
         return pid
+
+    @property
+    def worker(self) -> Worker:
+        """The one there is."""
+        worker = self.core.succession.worker
+        assert worker is not None
+        return worker
+
+    @property
+    def status(self) -> Status:
+        """What it shows of itself now."""
+        return self.worker.channel.status.read()
 
     async def idle(self) -> None:
         """Waits until nothing is live here and in the worker, and checks that nothing is left."""
         registry = self.core.registry
         await eventually(lambda: registry.num_live == 0 and len(self.core.readers) == 0)
-        await eventually(lambda: (s := self.core.channel.status.read()).requests_waiting + s.requests_running == 0)
+        await eventually(lambda: (s := self.status).requests_waiting + s.requests_running == 0)
         admission = self.core.intake._admission
         assert (admission.num_requests, admission.num_tokens) == (0, 0)
         assert len(registry) == len(registry._kept)
-        assert not self.core.link._unsent
-        steps = self.core.channel.status.read().steps
+        assert not self.worker.link._unsent
+        steps = self.status.steps
         await asyncio.sleep(0.1)
-        assert self.core.channel.status.read().steps == steps
+        assert self.status.steps == steps
 
 
 @contextlib.asynccontextmanager
@@ -114,9 +127,8 @@ async def serving(
         for name, value in settings.items():
             flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         configuration = load(flags, {})
-        channel = ServiceChannel.create(request_bytes=ring_bytes, result_bytes=DEFAULT_RING_BYTES)
-        argv = worker_argv(channel=channel, settings=configuration.worker, command=COMMAND)
-        core = Core.create(configuration, channel=channel, worker_argv=argv)
+        factory = dataclasses.replace(worker_factory(configuration, command=COMMAND), request_bytes=ring_bytes)
+        core = Core.create(configuration, factory=factory)
         signals = Signals()
         app = App(core, signals=signals)
         run = asyncio.create_task(app.run())
@@ -141,7 +153,6 @@ async def serving(
             signals.first.set()
             await asyncio.gather(run, return_exceptions=True)
             await app.close()
-            channel.close()
 
 
 async def eventually(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:

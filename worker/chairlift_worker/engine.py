@@ -73,6 +73,7 @@ class Engine:
         if plan is not None:
             self._steps = plan.step
             self._show(Phase.RUNNING, planned_tokens=plan.num_tokens)
+            self._channel.roll.note(plan.step, (row.uid for row in plan.rows), depth=self._pipeline.depth)
             self._pipeline.submit(plan)
             self._books_checked = False
         if self._pipeline and (plan is None or self._pipeline.is_full):

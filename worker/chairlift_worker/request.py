@@ -6,7 +6,7 @@ import enum
 from array import array
 from typing import Final
 
-from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, Turn
+from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, ResumedMsg, Turn
 from chairlift_worker.speculation.drafter import Drafter
 
 HEAD_START_NS: Final = 10_000_000_000
@@ -102,6 +102,12 @@ class Progress:
         self.announced = False  # the service knows that it has started
         self.turns: list[tuple[Turn, int]] = []
 
+    def resume(self, before: ResumedMsg) -> None:
+        """Goes on where a worker that is gone left it; what that one has told is not told again."""
+        self.started_ns, self.first_token_ns = before.started_ns, before.first_token_ns
+        self.cached_tokens, self.preemptions = before.cached_tokens, before.preemptions
+        self.announced = before.started_ns > 0
+
     def note(self, turn: Turn, now_ns: int) -> None:
         """Keeps what befell the request, for its trace; of a very eventful one, the beginning."""
         if len(self.turns) < MAX_TURNS:
@@ -162,6 +168,9 @@ class Request:
         self.saved: SavedPages | None = None
         self.drafter: Drafter | None = None  # the Speculator's
         self.progress = Progress()
+        if params.resumed is not None:
+            self.tokens.frombytes(params.resumed.generated)
+            self.progress.resume(params.resumed)
         self._state = RequestState.WAITING
 
     @property

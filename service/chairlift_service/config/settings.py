@@ -60,6 +60,17 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = None
     drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to end after SIGTERM")] = 30.0
     start_timeout: Annotated[Seconds, Meta(description="seconds that the worker may take to load the model")] = 600.0
+    step_timeout: Annotated[
+        Annotated[float, Meta(ge=0.1, le=1e7)],
+        Meta(
+            description="seconds without a sign of life, with a quarter more for each token of its step, after which "
+            "the worker counts as stuck"
+        ),
+    ] = 60.0
+    worker_restart_limit: Annotated[
+        Seconds,
+        Meta(description="seconds that the service may be without a worker before it gives up; 0: none is replaced"),
+    ] = 300.0
     result_ttl: Annotated[
         Seconds, Meta(description="seconds that a result without a reader is kept after its ending")
     ] = 300.0

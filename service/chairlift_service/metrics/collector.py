@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from chairlift_service.lifecycle import SHOWN, Lifecycle
+from chairlift_service.lifecycle import ALL_SHOWN, Lifecycle
 from chairlift_service.requests.histogram import NS_PER_S, Histogram
 from chairlift_service.requests.recorder import RequestRecorder
 from chairlift_service.servicers.call_counts import CallCounts
@@ -82,8 +82,8 @@ class ServiceCollector(Collector):
             PREFIX + "build", "The program.", value={"version": importlib.metadata.version("chairlift")}
         )
         state = GaugeMetricFamily(PREFIX + "state", "1 for what the server does now, else 0.", labels=["state"])
-        shown = SHOWN[self._lifecycle.state]
-        for number in dict.fromkeys(SHOWN.values()):
+        shown = self._lifecycle.shown
+        for number in ALL_SHOWN:
             name = info_service_pb2.ServerState.Name(number).removeprefix("SERVER_STATE_")
             state.add_metric([name], float(number == shown))
         yield state

@@ -10,6 +10,7 @@ from chairlift_worker.ipc.messages import EndingMsg, EndingReason, StepMsg
 
 from chairlift_service import convert
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.requests.carried import ending_here
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.readers import Readers
 from chairlift_service.requests.recorder import RequestRecorder
@@ -56,6 +57,17 @@ class Dispatcher:
                 self._end(generation, ending)
                 touched[ending.uid] = generation
         for generation in touched.values():
+            self._readers.notify(generation)
+
+    def cancelled(self, uid: int) -> None:
+        """Ends a request that no worker has, with CANCELLED; see `EndsHere`."""
+        self.end_here(uid, EndingReason.CANCELLED)
+
+    def end_here(self, uid: int, reason: EndingReason) -> None:
+        """Ends a request that no worker has. Does nothing where it is over."""
+        generation = self._registry.live(uid)
+        if generation is not None:
+            self._end(generation, ending_here(generation, reason))
             self._readers.notify(generation)
 
     def _append_tokens(self, step: StepMsg, touched: dict[int, Generation]) -> None:

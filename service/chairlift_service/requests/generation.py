@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from chairlift.v1 import event_pb2
-from chairlift_worker.ipc.messages import EndingMsg
+from chairlift_worker.ipc.messages import NO_DEADLINE, EndingMsg
 
 from chairlift_service.errors import ServiceError
 from chairlift_service.requests.output_log import OutputLog
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from chairlift_service.validate import ValidRequest
 
 _NUM_OBJECT_BYTES = 4096  # what an empty generation and its entries in the maps take, generously
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Course:
+    """What a worker that takes the request over must know, or has to be told of. Times are CLOCK_MONOTONIC ns."""
+
+    deadline_ns: int = NO_DEADLINE
+    started_ns: int = 0  # when the service heard of its start; 0: it has not started
+    first_token_ns: int = 0  # the same of its first token
+    losses: int = 0  # workers that were lost while they computed it
 
 
 @dataclasses.dataclass(slots=True, eq=False, kw_only=True)
@@ -43,6 +54,7 @@ class Generation:
     received_ns: int = 0  # CLOCK_MONOTONIC; when its call was read
     sent_ns: int = 0  # the same; when the worker was sent it
     last_token_ns: int = 0  # the same of its newest token, where that is recorded; 0: there is none
+    course: Course = dataclasses.field(default_factory=Course)
     size: int = 0  # bytes accounted for its kept result
 
     @property
@@ -70,11 +82,19 @@ class Generation:
         """Its first tokens were computed. A repetition changes nothing."""
         if not self.started and self.ending is None:
             self.cached_tokens = cached_tokens
+            self.course.started_ns = time.monotonic_ns()
             self.state = event_pb2.REQUEST_STATE_PREFILLING
+
+    def lose_worker(self) -> None:
+        """The worker that had it is gone: it waits for the next one."""
+        if self.ending is None:
+            self.state = event_pb2.REQUEST_STATE_WAITING
 
     def append(self, token_id: int, logprob: float) -> None:
         """Adds a generated token."""
         self.state = event_pb2.REQUEST_STATE_DECODING
+        if not self.course.first_token_ns:
+            self.course.first_token_ns = time.monotonic_ns()
         self.output.append(token_id, logprob)
 
     def end(self, ending: EndingMsg | ServiceError) -> bool:

@@ -100,6 +100,7 @@ class Intake:
         for generation in generations:
             generation.trace_headers = trace_headers
             generation.received_ns, generation.sent_ns = received_ns, arrival_ns
+            generation.course.deadline_ns = deadline_ns
             self._registry.add(generation)
         return generations
 

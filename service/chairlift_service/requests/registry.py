@@ -14,7 +14,6 @@ from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.kept import Departed, KeptResults
 from chairlift_service.requests.readers import Readers
 from chairlift_service.requests.request_tracer import RequestTracer
-from chairlift_service.requests.worker_port import WorkerPort
 
 
 class Registry:
@@ -67,6 +66,10 @@ class Registry:
         """The generation that the worker calls `uid`; None if its ending is confirmed."""
         return self._live.get(uid)
 
+    def all_live(self) -> list[Generation]:
+        """Generations whose ending the worker has not confirmed, in the order in which they came."""
+        return list(self._live.values())
+
     def find(self, request_id: str) -> Generation | None:
         """The generation of this id, live or kept."""
         self.sweep()
@@ -113,23 +116,12 @@ class Registry:
             for generation in self._live.values():
                 generation.paused = paused
 
-    def stop_all(self, error: ServiceError, *, port: WorkerPort) -> list[Generation]:
-        """Ends every live generation for its readers, and has the worker end it; returns them."""
-        stopped = list(self._live.values())
-        for generation in stopped:
-            generation.end(error)
-            port.cancel(generation.uid)
-            self._readers.notify(generation)
-        return stopped
-
-    def fail_all(self, error: ServiceError) -> None:
-        """Ends every live generation, and every open reader: the worker is gone, or the service is going."""
-        for generation in list(self._live.values()):
-            if self._tracer is not None:
-                self._tracer.lost(generation, error)
-            self.confirm(generation, error)
-            self._readers.notify(generation)
-        self._readers.end_all(error)
+    def fail(self, generation: Generation, error: ServiceError) -> None:
+        """Ends a live generation, of which no worker will tell anything any more."""
+        if self._tracer is not None:
+            self._tracer.lost(generation, error)
+        self.confirm(generation, error)
+        self._readers.notify(generation)
 
     def _forget(self, generation: Generation) -> None:
         self.departed.add(generation)
@@ -140,6 +132,13 @@ class Registry:
             self._by_session[session].pop(generation.uid, None)
             if not self._by_session[session]:
                 del self._by_session[session]
+
+
+def fail_all(registry: Registry, readers: Readers, error: ServiceError) -> None:
+    """Ends every live generation, and every open reader: there is no worker any more, or the service is going."""
+    for generation in registry.all_live():
+        registry.fail(generation, error)
+    readers.end_all(error)
 
 
 def check_free(registry: Registry, request_ids: Iterable[str]) -> None:

@@ -13,10 +13,10 @@ from chairlift_worker.ipc.messages import SettingMsg
 
 from chairlift_service import convert, errors
 from chairlift_service.errors import Reason, ServiceError, Violation
-from chairlift_service.lifecycle import SHOWN, Lifecycle
+from chairlift_service.lifecycle import Lifecycle
 from chairlift_service.servicers.edge import CallContext, guarded
 from chairlift_service.statistics import ServerStatistics
-from chairlift_service.supervisor import Supervisor
+from chairlift_service.workers.succession import Succession
 
 _pb = info_service_pb2
 
@@ -32,12 +32,12 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
         self,
         *,
         lifecycle: Lifecycle,
-        supervisor: Supervisor,
+        succession: Succession,
         statistics: ServerStatistics,
         asked: Sequence[SettingMsg],
     ) -> None:
         self._lifecycle = lifecycle
-        self._supervisor = supervisor
+        self._succession = succession
         self._statistics = statistics
         self._asked = {setting.name: setting for setting in asked}
 
@@ -52,8 +52,8 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
         """The server; also while it starts."""
         return _pb.GetServerResponse(
             version=importlib.metadata.version("chairlift"),
-            state=SHOWN[self._lifecycle.state],
-            worker_pids=self._supervisor.pids,
+            state=self._lifecycle.shown,
+            worker_pids=self._succession.pids,
             config=convert.settings(self._settings()),
             statistics=self._statistics.read(),
         )
@@ -67,7 +67,7 @@ class InfoServicer(info_service_pb2_grpc.InfoServiceServicer):
             raise errors.from_violations([Violation("interval", text, Reason.INVALID_VALUE)])
         ended = self._statistics.ended
         while not ended.is_set():
-            response = _pb.WatchStatsResponse(state=SHOWN[self._lifecycle.state], statistics=self._statistics.read())
+            response = _pb.WatchStatsResponse(state=self._lifecycle.shown, statistics=self._statistics.read())
             response.uptime.FromNanoseconds(self._statistics.uptime_ns)
             await context.write(response)
             with contextlib.suppress(TimeoutError):

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from chairlift_service.child_process import ChildProcess, describe_exit
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.text.render_frames import HEADER, MAX_ANSWER_BYTES, AddedTokens, Answer, Question
 from chairlift_service.text.rendering import TemplateError
-from chairlift_service.worker_process import WorkerProcess, describe_exit
 
 NUM_PROCESSES: Final = 2
 MAX_WAITING_RENDERS: Final = 256
@@ -80,7 +80,7 @@ class _Helper:
     def __init__(
         self,
         *,
-        process: WorkerProcess,
+        process: ChildProcess,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         limits: RenderLimits,
@@ -98,7 +98,7 @@ class _Helper:
             options = {"fd": theirs.fileno(), "cpu-seconds": limits.cpu_s, "memory-bytes": limits.memory_bytes}
             flags = [f"--{name}={value}" for name, value in options.items()]
             argv = [sys.executable, "-m", "chairlift_service.text.render_program", *flags]
-            process = WorkerProcess(argv=argv, pass_fds=[theirs.fileno()])
+            process = ChildProcess(argv=argv, pass_fds=[theirs.fileno()])
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(_frame(tokens))
         return cls(process=process, reader=reader, writer=writer, limits=limits)

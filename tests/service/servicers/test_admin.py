@@ -33,7 +33,7 @@ def ids(events: list[Any]) -> list[int]:
 
 
 def generated(served: Served) -> int:
-    return served.core.channel.status.read().generated_tokens
+    return served.status.generated_tokens
 
 
 async def detached(served: Served, name: str, **fields: Any) -> Any:

@@ -22,18 +22,18 @@ async def outcomes(served: Served, *ids: str, session: str = "") -> dict[str, in
 
 
 def running(served: Served) -> int:
-    return served.core.channel.status.read().requests_running
+    return served.status.requests_running
 
 
 async def left_after(served: Served, call: Any) -> None:
     """Leaves by cancelling the call, and checks how little is computed after that."""
-    before = served.core.channel.status.read().generated_tokens
+    before = served.status.generated_tokens
     left = time.monotonic()
     call.cancel()
     await eventually(lambda: served.core.registry.num_live == 0, timeout_s=1.0)
     step_s = 0.02
     most = 2 + (time.monotonic() - left) / step_s  # two steps, and those that ran while the caller's news travelled
-    assert served.core.channel.status.read().generated_tokens - before <= most
+    assert served.status.generated_tokens - before <= most
     await served.idle()
 
 
@@ -54,7 +54,7 @@ async def test_a_caller_that_leaves_while_it_waits_is_never_started() -> None:
         queued.cancel()
         await eventually(lambda: served.core.registry.num_live == 1, timeout_s=1.0)
         await left_after(served, first)
-        assert served.core.channel.status.read().prompt_tokens == 1  # the first one's
+        assert served.status.prompt_tokens == 1  # the first one's
 
 
 async def test_a_caller_whose_channel_is_closed_ends_its_request() -> None:
@@ -103,7 +103,7 @@ async def test_a_deadline_ends_the_request_also_while_it_waits(timeout_s: float)
             assert (await refusal(call)).code is grpc.StatusCode.DEADLINE_EXCEEDED
         await eventually(lambda: served.core.registry.num_live == 0, timeout_s=1.0)
         await served.idle()
-        assert served.core.channel.status.read().prompt_tokens <= 1  # those that waited were never started
+        assert served.status.prompt_tokens <= 1  # those that waited were never started
 
 
 async def test_the_deadline_of_adding_is_not_that_of_the_request() -> None:

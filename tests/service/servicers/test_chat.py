@@ -179,7 +179,7 @@ async def test_bad_conversations_are_refused_by_reason_and_field_and_leave_nothi
     refused = await refusal(served.generation.AddRequests(batch))
     assert refused.fields == ("requests[1].chat.messages[0].role",)
     await rest(neighbour)
-    assert served.core.channel.status.read().prompt_tokens == len(ids_of(tmp_path, TALK))  # nobody else's
+    assert served.status.prompt_tokens == len(ids_of(tmp_path, TALK))  # nobody else's
     await served.idle()
 
 

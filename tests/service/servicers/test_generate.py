@@ -66,7 +66,7 @@ async def test_the_request_id_comes_before_the_request_has_started() -> None:
         await first.read()
         queued = served.generation.Generate(generate(*PROMPT, request_id="queued"))
         assert dict(await queued.initial_metadata())["chairlift-request-id"] == "queued"
-        assert served.core.channel.status.read().requests_running == 1
+        assert served.status.requests_running == 1
         first.cancel()
         assert (await events_of(queued))[-1][0] == "finished"
 

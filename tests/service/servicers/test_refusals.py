@@ -60,7 +60,7 @@ async def test_bad_requests_are_refused_with_reason_and_field_and_never_reach_th
             assert refused.retry_s is None
     neighbour.cancel()
     await served.idle()
-    assert served.core.channel.status.read().prompt_tokens == 2  # the neighbour's, nobody else's
+    assert served.status.prompt_tokens == 2  # the neighbour's, nobody else's
 
 
 async def test_a_batch_with_one_bad_request_is_refused_whole(served: Served) -> None:
@@ -152,10 +152,10 @@ async def test_a_full_ring_refuses_new_requests_and_loses_no_cancellation() -> N
         assert refused is not None
         assert (refused.code, refused.reason) == (EXHAUSTED, "QUEUE_FULL")
         assert 10 < len(calls) < 100
-        used = served.core.channel.requests.used_bytes
+        used = served.worker.channel.requests.used_bytes
         for call in calls:
             call.cancel()
-        await eventually(lambda: served.core.channel.requests.used_bytes >= used + len(calls) * 32)
+        await eventually(lambda: served.worker.channel.requests.used_bytes >= used + len(calls) * 32)
         assert served.core.registry.num_live == len(calls)  # kept until the worker confirms, which it never does
 
 
@@ -265,7 +265,7 @@ async def test_a_fault_in_a_handler_is_internal_and_its_text_stays_in_the_log(
         raise RuntimeError("secret " + "ž" * 20_000)
 
     for fault in (fail, _cancel):
-        monkeypatch.setattr(served.core.link, "add", fault)
+        monkeypatch.setattr(served.worker.link, "add", fault)
         refused = await refusal(served.generation.Generate(generate(5)))
         assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
         assert "secret" not in refused.message

@@ -31,9 +31,9 @@ async def held(served: Served) -> None:
     registry = served.core.registry
     await eventually(lambda: any(each.num_full for each in registry._live.values()), timeout_s=30)
     await asyncio.sleep(0.05)
-    steps = served.core.channel.status.read().steps
+    steps = served.status.steps
     await asyncio.sleep(0.1)
-    assert served.core.channel.status.read().steps == steps
+    assert served.status.steps == steps
 
 
 def ids_of(events: list[Any]) -> list[int]:

@@ -1,9 +1,10 @@
-"""All that joins the service and one worker process: two rings, their doorbells, the status page, a life line.
+"""All that joins the service and one worker process: two rings, their doorbells, status page, roll, life line.
 
     service                                   worker
     requests: Sender      ── requests ring ─▶ requests: Receiver
     results: Receiver     ◀── results ring ── results: Sender
     status: StatusReader  ◀── status page ─── status: StatusWriter
+    roll: RollReader      ◀── roll ────────── roll: RollWriter
     (write end, held)     ──── life line ───▶ hangs up when the service is gone, whatever ended it
 
 Nothing has a name. The service creates, starts the worker with `pass_fds=channel.worker_fds` and with the description
@@ -22,14 +23,15 @@ from typing import Final
 from chairlift_worker.ipc.doorbell import Doorbell, milliseconds
 from chairlift_worker.ipc.memory import SharedMemory
 from chairlift_worker.ipc.ring import Receiver, RingMemory, Sender
+from chairlift_worker.ipc.roll import RollReader, RollWriter, create_roll
 from chairlift_worker.ipc.status import StatusReader, StatusWriter, create_page
 
 DEFAULT_RING_BYTES: Final = 4 << 20
 SPIN_S: Final = 50e-6  # look this long before parking: about what a wake-up costs
 SLICE_S: Final = 0.005  # how often a full results ring is tried again
 
-_VERSION: Final = 1
-_NUM_FDS: Final = 6
+_VERSION: Final = 2
+_NUM_FDS: Final = 7
 
 
 class ServiceGoneError(Exception):
@@ -46,6 +48,7 @@ class ServiceChannel:
         results: Receiver,
         results_doorbell: Doorbell,
         status: StatusReader,
+        roll: RollReader,
         worker_fds: tuple[int, ...],
         resources: ExitStack,
     ) -> None:
@@ -53,6 +56,7 @@ class ServiceChannel:
         self.results = results
         self.results_doorbell = results_doorbell  # for the event loop; doorbell.py has the protocol
         self.status = status
+        self.roll = roll
         self.worker_fds = worker_fds
         self._resources = resources
 
@@ -66,17 +70,19 @@ class ServiceChannel:
             requests = resources.enter_context(closing(RingMemory.create(capacity=request_bytes)))
             results = resources.enter_context(closing(RingMemory.create(capacity=result_bytes)))
             page = resources.enter_context(closing(create_page()))
+            roll = resources.enter_context(closing(create_roll()))
             requests_doorbell = resources.enter_context(closing(Doorbell.create()))
             results_doorbell = resources.enter_context(closing(Doorbell.create()))
             life_read, life_write = os.pipe2(os.O_CLOEXEC)
             resources.callback(os.close, life_read)
             resources.callback(os.close, life_write)
-            fds = (requests.fd, results.fd, page.fd, requests_doorbell.fd, results_doorbell.fd, life_read)
+            fds = (requests.fd, results.fd, page.fd, requests_doorbell.fd, results_doorbell.fd, life_read, roll.fd)
             return cls(
                 requests=resources.enter_context(closing(Sender(memory=requests, doorbell=requests_doorbell))),
                 results=resources.enter_context(closing(Receiver(memory=results))),
                 results_doorbell=results_doorbell,
                 status=StatusReader(memory=page),
+                roll=resources.enter_context(closing(RollReader(memory=roll))),
                 worker_fds=fds,
                 resources=resources,
             )
@@ -107,12 +113,14 @@ class WorkerChannel:
         results: Sender,
         requests_doorbell: Doorbell,
         status: StatusWriter,
+        roll: RollWriter,
         life_fd: int,
         resources: ExitStack,
     ) -> None:
         self.requests = requests
         self.results = results
         self.status = status
+        self.roll = roll
         self.life_fd = life_fd  # hangs up (POLLHUP) when the service is gone
         self._requests_doorbell = requests_doorbell
         self._resources = resources
@@ -143,11 +151,13 @@ class WorkerChannel:
             requests_doorbell = resources.enter_context(closing(Doorbell(fd=fds[3])))
             results_doorbell = resources.enter_context(closing(Doorbell(fd=fds[4])))
             resources.callback(os.close, fds[5])
+            roll = resources.enter_context(closing(SharedMemory(fd=fds[6])))
             return cls(
                 requests=resources.enter_context(closing(Receiver(memory=requests))),
                 results=resources.enter_context(closing(Sender(memory=results, doorbell=results_doorbell))),
                 requests_doorbell=requests_doorbell,
                 status=StatusWriter(memory=page),
+                roll=resources.enter_context(closing(RollWriter(memory=roll))),
                 life_fd=fds[5],
                 resources=resources,
             )

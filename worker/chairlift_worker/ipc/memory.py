@@ -42,6 +42,10 @@ class SharedMemory:
         """Something to keep as long as the address is used: while it exists, `close` raises BufferError."""
         return ctypes.c_char.from_buffer(self._mapping)
 
+    def view(self) -> memoryview:
+        """The bytes, for Python to read and write; to be released before `close`, as a `hold`."""
+        return memoryview(self._mapping)
+
     def close(self) -> None:
         """Unmap and close; a second call does nothing. Raises BufferError while somebody holds the memory."""
         if not self._mapping.closed:

@@ -28,6 +28,16 @@ class SamplingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seed: int  # unsigned, 64 bits
 
 
+class ResumedMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What came of a request in workers that are gone."""
+
+    generated: bytes  # int32, native order: its output so far, fewer than max_new_tokens
+    cached_tokens: int  # prompt tokens that came from the prefix cache at its first start
+    started_ns: int  # its first start; 0: it had none
+    first_token_ns: int  # 0: there is none
+    preemptions: int
+
+
 class AddRequestMsg(msgspec.Struct, frozen=True, array_like=True, tag="add", gc=False):
     """Start a request. The service has validated it: it fits the context and the cache."""
 
@@ -40,6 +50,7 @@ class AddRequestMsg(msgspec.Struct, frozen=True, array_like=True, tag="add", gc=
     arrival_ns: int
     deadline_ns: int  # NO_DEADLINE where there is none
     priority: int = 0  # higher ones start earlier
+    resumed: ResumedMsg | None = None  # None: it is new
 
 
 class CancelMsg(msgspec.Struct, frozen=True, array_like=True, tag="cancel", gc=False):

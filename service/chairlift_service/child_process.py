@@ -1,4 +1,4 @@
-"""The worker's operating-system process: spawned, watched by a pidfd, ended."""
+"""A child process of the service: spawned, watched by a pidfd, ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 
 
-class WorkerProcess:
+class ChildProcess:
     """A child process whose end is noticed at once.
 
     Make it in the main thread: the child asks the kernel for a signal when its parent *thread* ends. It gets a

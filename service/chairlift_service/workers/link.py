@@ -28,7 +28,7 @@ from chairlift_worker.ipc.messages import (
 from chairlift_worker.ipc.ring import CorruptRecordError, RecordTooLargeError
 
 from chairlift_service.errors import Reason, ServiceError
-from chairlift_service.questions import Questions
+from chairlift_service.workers.questions import Questions
 
 MAX_RECORDS_PER_TURN: Final = 32
 """Records handled before the event loop gets a turn."""

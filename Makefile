@@ -13,7 +13,7 @@ SOURCES := pyproject.toml $(shell find protos worker/native -name '*.proto' -o -
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint unit soak test-native test-clients clean
+.PHONY: demo test lint unit soak chaos test-native test-clients clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python bench/demo.py $(BIN)
@@ -38,6 +38,13 @@ lint: $(INSTALLED_DEV)
 SOAK_WORKLOADS ?= 5000
 soak: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/properties/test_engine.py -s --workloads=$(SOAK_WORKLOADS)
+
+# Ten minutes of random faults under random callers, then the worker killed twenty times under 64 streams; `make test`
+# has 90 seconds of the one and three of the other.
+CHAOS_SECONDS ?= 600
+chaos: $(INSTALLED_DEV)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -s tests/stress/test_chaos.py tests/blackbox/test_replacement.py \
+		--chaos-seconds=$(CHAOS_SECONDS) --kills=20
 
 # The native stress tests at length, about a minute; `make test` has a short form. Longer: make test-native NATIVE_RECORDS=100000000
 NATIVE_RECORDS ?= 2000000

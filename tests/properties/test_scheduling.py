@@ -32,6 +32,7 @@ def workloads(draw: st.DrawFn, *, windows: tuple[int | None, ...] = (None,)) -> 
         windows=windows,
         swap_slots=draw(st.sampled_from([0, 1, 4, 1000])),
         depth=depth,
+        pass_tokens=draw(st.sampled_from([None, None, 1, 3, 10])),
         drafts=drafts,
         vocab_size=draw(st.sampled_from([2, 3, 30])) if drafts else VOCAB,
         limits={

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -125,12 +125,20 @@ class Status:
         pass
 
 
+class Roll:
+    """A roll that nobody reads."""
+
+    def note(self, step: int, uids: Iterable[int], *, depth: int) -> None:
+        self.uids = frozenset(uids)
+
+
 class ListChannel:
     """Both rings as lists of encoded records."""
 
     def __init__(self) -> None:
         self.requests = Inbox()
         self.status = Status()
+        self.roll = Roll()
         self.results: list[bytes] = []
 
     def send_result(self, record: bytes, *, heartbeat: object) -> None:
@@ -176,14 +184,19 @@ class Rig:
     """An engine and what it told of each request. Time is counted in turns."""
 
     def __init__(
-        self, model: LoadedModel, shape: Shape, texts: Mapping[int, Sequence[int]] = MappingProxyType({})
+        self,
+        model: LoadedModel,
+        shape: Shape,
+        texts: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        *,
+        faults: str = "",
     ) -> None:
-        """`texts` has prompts and outputs by uid, for a shape with foresight."""
+        """`texts` has prompts and outputs by uid, for a shape with foresight. `faults` are made on purpose."""
         self.shape = shape
         self.layout = shape.layout(model)
         self.runner = _runner(model, shape)
         self.mover = SwapMover(sectors=self.runner.cache.sectors, num_slots=shape.swap_slots)
-        self.executor = Recorder(ModelExecutor(runner=self.runner, mover=self.mover, faults=Faults("")))
+        self.executor = Recorder(ModelExecutor(runner=self.runner, mover=self.mover, faults=Faults(faults)))
         self.memory = PagedMemory(num_pages=shape.num_sectors, layout=self.layout, sharing=shape.sharing)
         self.swap = SwapSpace(pool=SwapPool(num_slots=shape.swap_slots), costs=shape.costs)
         self.roster = Roster(memory=self.memory, swap=self.swap)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, EndingMsg, SamplingMsg, StartedMsg, StepMsg
 from chairlift_worker.kv.memory import PagedMemory
-from chairlift_worker.plan import StepPlan
+from chairlift_worker.plan import NO_MOVES, RowResult, StepPlan, StepResult, in_pieces
 from chairlift_worker.request import Request
 from chairlift_worker.roster import Roster
 from chairlift_worker.scheduler import Scheduler, StepLimits
@@ -58,6 +58,7 @@ class Bench:
     limits: dict[str, Any] = field(default_factory=dict)
     swap_slots: int = 0
     depth: int = 1  # steps in flight: 2 is async batching
+    pass_tokens: int | None = None  # of a forward pass: steps are run in pieces
     drafts: DraftLimits | None = None
     costs: StepCosts = ALWAYS_DRAFT
     vocab_size: int = VOCAB  # of the fake model; a small one says by chance what it said before
@@ -111,9 +112,18 @@ class Bench:
     def _finish_step(self) -> None:
         """Runs the oldest step only now, after the next was planned: what that planned must not disturb it."""
         plan = self._in_flight.pop(0)
-        result = self.device.execute(plan, self._carried)
+        result = self._execute(plan)
         self._carried = {row.uid: row.token_id for row in result.rows}
         self.scheduler.apply(plan, result, self.now)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        if self.pass_tokens is None:
+            return self.device.execute(plan, self._carried)
+        self.device.execute(StepPlan(step=plan.step, rows=(), moves=plan.moves), {})
+        rows: list[RowResult] = []
+        for piece in in_pieces(plan, self.pass_tokens):
+            rows += self.device.execute(replace(piece, moves=NO_MOVES), self._carried).rows
+        return StepResult(step=plan.step, rows=tuple(rows))
 
     def run(self, max_steps: int = 10_000) -> None:
         for _ in range(max_steps):

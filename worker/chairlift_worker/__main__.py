@@ -27,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="chairlift_worker", description="started by chairlift-serve, not by hand")
     parser.add_argument("--channel", required=True, help="descriptors of the shared memory")
     parser.add_argument("--settings", required=True, help="WorkerSettings as JSON")
+    parser.add_argument("--incarnation", type=int, default=1, help="which of the service's workers this is, from 1")
     arguments = parser.parse_args()
     # The service's to handle: a terminal's Ctrl-C, and the SIGTERM that service managers send to every process.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -38,7 +39,7 @@ def main() -> int:
             return 1
         settings = msgspec.json.decode(arguments.settings, type=WorkerSettings)
         setup_logging(level=settings.log_level, log_format=settings.log_format)
-        return _serve(channel, settings)
+        return _serve(channel, settings, arguments.incarnation)
     except ServiceGoneError as error:
         _log.warning("worker ends", reason=str(error))
         return 1
@@ -46,7 +47,7 @@ def main() -> int:
         channel.close()
 
 
-def _serve(channel: WorkerChannel, settings: WorkerSettings) -> int:
+def _serve(channel: WorkerChannel, settings: WorkerSettings, incarnation: int) -> int:
     # OpenMP threads that spin at each barrier take the cores that the service, or whatever else runs on this machine,
     # needs to let them go on: on two busy cores a step took three to five times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -56,7 +57,7 @@ def _serve(channel: WorkerChannel, settings: WorkerSettings) -> int:
     from chairlift_worker.setting_log import SettingError  # noqa: PLC0415
 
     try:
-        parts = build(settings, channel)
+        parts = build(settings, channel, incarnation=incarnation)
     except (ModelError, SettingError, MemoryError) as error:
         message = str(error) or type(error).__name__
         channel.send_result(encode(StartFailedMsg(message=message)), heartbeat=channel.status.beat)

@@ -53,12 +53,16 @@ class Parts:
     ready: ReadyMsg  # what the worker says of itself
 
 
-def build(settings: WorkerSettings, channel: WorkerChannel) -> Parts:
-    """Loads, resolves, allocates, warms up. Raises ModelError or SettingError, in one line, where that cannot be."""
+def build(settings: WorkerSettings, channel: WorkerChannel, *, incarnation: int = 1) -> Parts:
+    """Loads, resolves, allocates, warms up. Raises ModelError or SettingError, in one line, where that cannot be.
+
+    `incarnation` counts the service's workers, from 1.
+    """
     try:
-        faults = Faults(settings.fault_injection)
+        faults = Faults(settings.fault_injection, incarnation=incarnation)
     except ValueError as error:
         raise SettingError(str(error)) from error
+    channel.results = faults.wrap(channel.results)
     torch.set_num_threads(settings.num_threads or num_cores())
     channel.status.set(phase=Phase.LOADING)
     model = load_model(settings)

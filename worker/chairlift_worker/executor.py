@@ -1,4 +1,4 @@
-"""Runs a plan: forward pass, then sampling, with the faults that tests ask for."""
+"""Runs a plan: copies, forward pass, sampling."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Final
 
 from chairlift_worker.faults import Faults
 from chairlift_worker.pace import Pace, pace_of
+from chairlift_worker.pieces import Pieces
 from chairlift_worker.plan import Moves, RowPlan, SampleSpec, StepPlan, StepResult
 from chairlift_worker.runner import Runner
 from chairlift_worker.runner.batch import NOTHING_CARRIED
@@ -45,8 +46,8 @@ class ModelExecutor:
     def __init__(self, *, runner: Runner, mover: SwapMover, faults: Faults) -> None:
         self._runner = runner
         self._mover = mover
-        self._faults = faults
         self._sampler = Sampler(on_row=faults.before_sampling)
+        self._pieces = Pieces(runner=runner, sampler=self._sampler, faults=faults)
         self.last_times = StepTimes()
 
     def warm_up(self) -> None:
@@ -140,22 +141,16 @@ class ModelExecutor:
         return _timed(lambda: self._sampler.sample(self._runner.forward(plan), rows))
 
     def execute(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> StepResult:
-        """The plan's result. Whatever the model raises passes through."""
-        self._faults.before_forward(plan.step)
+        """The plan's result. Whatever the model raises passes through, but that there is no memory."""
         begin = time.monotonic_ns()
         self._mover.move(plan.moves)
         swap_ns = time.monotonic_ns() - begin
-        logits = self._runner.forward(plan, carried)
-        begin = time.monotonic_ns()
-        result = StepResult(step=plan.step, rows=self._sampler.sample(logits, plan.rows))
-        runner_times = self._runner.last_times
+        rows = self._pieces.compute(plan, carried)
+        times = self._pieces.last_times
         self.last_times = StepTimes(
-            build_ns=runner_times.build_ns,
-            forward_ns=runner_times.forward_ns,
-            sample_ns=time.monotonic_ns() - begin,
-            swap_ns=swap_ns,
+            build_ns=times.build_ns, forward_ns=times.forward_ns, sample_ns=times.sample_ns, swap_ns=swap_ns
         )
-        return result
+        return StepResult(step=plan.step, rows=rows)
 
 
 def _timed(call: Callable[[], object]) -> int:

@@ -89,6 +89,37 @@ class StepPlan:
         return sum(row.num_tokens for row in self.rows)
 
 
+def in_pieces(plan: StepPlan, max_tokens: int) -> list[StepPlan]:
+    """The step as several, of `max_tokens` each at most, that bring the same one after the other.
+
+    Longer rows are cut; drafts stay with their row, however many they are. The moves are left out: they come before
+    the first piece.
+    """
+    if plan.num_tokens <= max_tokens:
+        return [plan]
+    pieces: list[list[RowPlan]] = [[]]
+    room = max_tokens
+    for row in plan.rows:
+        rest: RowPlan | None = row
+        while rest is not None:
+            if pieces[-1] and (room <= 0 or (rest.drafts and rest.num_tokens > room)):
+                pieces.append([])
+                room = max_tokens
+            part, rest = _cut(rest, room)
+            pieces[-1].append(part)
+            room -= part.num_tokens
+    return [StepPlan(step=plan.step, rows=tuple(sorted(rows, key=lambda row: row.num_tokens > 1))) for rows in pieces]
+
+
+def _cut(row: RowPlan, num_tokens: int) -> tuple[RowPlan, RowPlan | None]:
+    """The row's first tokens, and those that are left."""
+    if row.num_tokens <= num_tokens or row.drafts:
+        return row, None
+    first = msgspec.structs.replace(row, num_tokens=num_tokens, sample=None, carry=False)
+    rest = msgspec.structs.replace(row, start=row.start + num_tokens, num_tokens=row.num_tokens - num_tokens)
+    return first, rest
+
+
 NO_TOKEN: Final = -1
 
 

@@ -201,19 +201,28 @@ def test_a_row_without_any_possible_token_fails_with_a_reason() -> None:
     assert got.error.startswith("NUMERICAL_ERROR: ")
 
 
-def test_infinite_logits_share_everything() -> None:
-    logits = torch.tensor([0.0, math.inf, 100.0, math.inf])
-    assert {got.token_id for got in choose(logits, *(spec(seed=s) for s in range(50)))} == {1, 3}
-    for wanted in (spec(temperature=0.0), spec(top_k=1), spec(top_p=0.5)):
-        (got,) = choose(logits, wanted)
-        assert got.token_id in {1, 3}
-        assert math.isfinite(got.logprob)
-    assert choose(logits, spec(temperature=0.0))[0].token_id == 1
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"top_k": 1}, {"top_p": 0.5}, {"temperature": 0.1}])
+@pytest.mark.parametrize("place", [0, 1, 99])
+def test_a_row_with_an_infinite_logit_fails_alone(changes: dict, place: int) -> None:
+    """Whatever it means, it is no probability; -infinity is one, of a token that is never chosen."""
+    good, bad = random_logits(100), random_logits(100)
+    good[place], bad[place] = -math.inf, math.inf
+    got = Sampler().sample(torch.stack([bad, good]), rows(spec(**changes), spec(**changes)))
+    assert got[0].error == "NUMERICAL_ERROR: the logits of token 0 are not finite numbers."
+    assert got[1].error is None
+    assert got[1].token_id == reference_choice(good, spec(**changes))[0] != place
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.5, 1.0])
+def test_logits_near_the_largest_float_are_finite(temperature: float) -> None:
+    logits = torch.tensor([3.0e38, -3.0e38, 0.0, -math.inf])
+    (got,) = choose(logits, spec(temperature=temperature))
+    assert (got.error, got.token_id) == (None, 0)
 
 
 def test_what_one_rows_processing_raises_ends_that_row_only() -> None:
-    def fault(uid: int) -> None:
-        if uid == 11:
+    def fault(uid: int, index: int) -> None:
+        if (uid, index) == (11, 0):
             raise RuntimeError("made to fail")
 
     logits = random_logits(100)
@@ -259,7 +268,7 @@ def test_a_fault_behind_drafts_that_hold_comes_after_their_tokens() -> None:
     logits[2] = float("nan")
     got = Sampler().sample(logits, [drafted(drafts, spec())])
     assert [r.token_id for r in got[:2]] == list(drafts[:2])
-    assert [r.error for r in got] == [None, None, "NUMERICAL_ERROR: the logits of token 2 are not numbers."]
+    assert [r.error for r in got] == [None, None, "NUMERICAL_ERROR: the logits of token 2 are not finite numbers."]
 
 
 @pytest.mark.parametrize("logits", [torch.zeros(2, 5), torch.zeros(5), torch.zeros(1, 5, dtype=torch.float64)])

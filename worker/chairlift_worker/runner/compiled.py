@@ -28,6 +28,7 @@ from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.interface import STEP_KEYWORD, AttentionSwitch
 from chairlift_worker.attention.operator import OperatorStep, serving
 from chairlift_worker.compile_choice import CompileOptions
+from chairlift_worker.memory_errors import is_out_of_memory
 from chairlift_worker.model.cache_folder import cache_folder
 from chairlift_worker.runner.batch import StepBatch
 from chairlift_worker.runner.forward import ModuleForward
@@ -163,8 +164,10 @@ class CompiledForward:
             return self._plain(batch)
         try:
             return self._run(path, batch)
-        except Exception as error:  # noqa: BLE001 - the line below raises what is not the code's fault
-            logits = self._plain(batch)  # writes what the code may have written already
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise  # no fault of the code either: it runs again when there is some
+            logits = self._plain(batch)  # raises what is not the code's fault; else writes what that may have written
             path.give_up(error)
             return logits
 

@@ -18,8 +18,9 @@ class SampleStatus(enum.IntEnum):
     """What the native sampler made of a row."""
 
     OK = 0
-    NAN = 1
+    NOT_FINITE = 1
     NOTHING = 2
+    NO_MEMORY = 3
 
 
 class _Params(ctypes.Structure):
@@ -60,7 +61,7 @@ def _library() -> ctypes.CDLL:
 
 
 def sample_row(address: int, num_logits: int, spec: SampleSpec) -> Choice:
-    """Choose from `num_logits` contiguous float32 at `address`, which are left as they are."""
+    """Choose from `num_logits` contiguous float32 at `address`, which are left as they are. Raises MemoryError."""
     params = _Params(
         temperature=spec.temperature,
         top_p=spec.top_p,
@@ -74,6 +75,8 @@ def sample_row(address: int, num_logits: int, spec: SampleSpec) -> Choice:
     status = _library().chairlift_sample_row(
         address, num_logits, ctypes.byref(params), ctypes.byref(token), ctypes.byref(logprob)
     )
+    if status == SampleStatus.NO_MEMORY:
+        raise MemoryError("no memory for the scratch space of sampling")
     return Choice(status=SampleStatus(status), token_id=token.value, logprob=logprob.value if spec.logprob else None)
 
 

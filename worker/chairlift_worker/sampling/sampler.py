@@ -10,14 +10,14 @@ import torch
 from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, failed_row
 from chairlift_worker.sampling.native import SampleStatus, sample_row
 
-RowHook = Callable[[int], None]
+RowHook = Callable[[int, int], None]
 
 
 class Sampler:
     """Chooses each row's token by itself: a row's trouble is its own, and its neighbours cannot change it."""
 
     def __init__(self, *, on_row: RowHook | None = None) -> None:
-        """`on_row` is called with a row's uid before each of its places is sampled; what it raises is that row's error.
+        """`on_row` is called with a row's uid and a token's index before that is sampled; what it raises is its error.
 
         It exists to make faults on purpose.
         """
@@ -59,12 +59,12 @@ class Sampler:
     def _sample_one(self, uid: int, spec: SampleSpec, address: int, vocab_size: int) -> RowResult:
         try:
             if self._on_row is not None:
-                self._on_row(uid)
+                self._on_row(uid, spec.index)
             choice = sample_row(address, vocab_size, spec)
         except Exception as error:  # noqa: BLE001 - whatever one row's processing raises must end that request only
             return failed_row(uid, f"POISONED_REQUEST: sampling raised {type(error).__name__}: {error}")
-        if choice.status is SampleStatus.NAN:
-            return failed_row(uid, f"NUMERICAL_ERROR: the logits of token {spec.index} are not numbers.")
+        if choice.status is SampleStatus.NOT_FINITE:
+            return failed_row(uid, f"NUMERICAL_ERROR: the logits of token {spec.index} are not finite numbers.")
         if choice.status is SampleStatus.NOTHING:
             return failed_row(uid, f"NUMERICAL_ERROR: no token has any probability at token {spec.index}.")
         return RowResult(uid=uid, token_id=choice.token_id, logprob=choice.logprob)

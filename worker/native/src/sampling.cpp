@@ -14,6 +14,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <new>
 #include <vector>
 
 #include "chairlift/philox.hpp"
@@ -258,15 +259,16 @@ Choice choose_filtered(const float* z, std::int64_t n, std::int32_t argmax, cons
   return {best.id, log_share(z, best.id, z_max, sum)};
 }
 
-// Index of the first maximum, or -1 if a logit is not a number.
+// Index of the first maximum, or -1 if a logit is not a number, or is infinite: computing went wrong. Tokens that are
+// not to be chosen have -infinity.
 std::int32_t first_maximum(const float* logits, std::int64_t n) {
   float highest = -kInfinity;
-  bool nan = false;
+  bool wrong = false;
   for (std::int64_t i = 0; i < n; ++i) {
-    nan |= std::isnan(logits[i]);
+    wrong |= !(logits[i] < kInfinity);
     highest = logits[i] > highest ? logits[i] : highest;
   }
-  return nan ? -1 : static_cast<std::int32_t>(std::find(logits, logits + n, highest) - logits);
+  return wrong ? -1 : static_cast<std::int32_t>(std::find(logits, logits + n, highest) - logits);
 }
 
 // Logits over temperature, in float as transformers does it. Where the quotient of the maximum is out of range,
@@ -283,24 +285,15 @@ void scale(const float* logits, std::int64_t n, float highest, float temperature
 
 CHAIRLIFT_API std::int32_t chairlift_sample_row(const float* logits, std::int64_t num_logits,
                                                 const ChairliftSampleParams* params, std::int32_t* token,
-                                                float* logprob) {
+                                                float* logprob) try {
   thread_local std::vector<float> z;
-  thread_local std::vector<float> limit_case;
   const auto argmax = first_maximum(logits, num_logits);
   if (argmax < 0) {
-    return kChairliftSampleNan;
+    return kChairliftSampleNotFinite;
   }
-  float highest = logits[argmax];
+  const float highest = logits[argmax];
   if (highest == -kInfinity) {
     return kChairliftSampleNothing;
-  }
-  if (highest == kInfinity) {  // the limit: infinite logits share everything equally
-    limit_case.assign(logits, logits + num_logits);
-    for (auto& value : limit_case) {
-      value = value == kInfinity ? 0.0F : -kInfinity;
-    }
-    logits = limit_case.data();
-    highest = 0.0F;
   }
   const bool greedy = params->temperature < kGreedyBelow;
   const bool filtered = (params->top_k > 0 && params->top_k < num_logits) || params->top_p < 1.0 || params->min_p > 0.0;
@@ -317,6 +310,8 @@ CHAIRLIFT_API std::int32_t chairlift_sample_row(const float* logits, std::int64_
   *token = choice.id;
   *logprob = choice.logprob;
   return kChairliftSampleOk;
+} catch (const std::bad_alloc&) {
+  return kChairliftSampleNoMemory;
 }
 
 CHAIRLIFT_API void chairlift_philox4x32(const std::uint32_t* counter, const std::uint32_t* key, std::uint32_t* out) {

@@ -19,8 +19,9 @@ struct ChairliftSampleParams {
 
 enum ChairliftSampleStatus : std::int32_t {
   kChairliftSampleOk = 0,
-  kChairliftSampleNan = 1,      // a logit is not a number
-  kChairliftSampleNothing = 2,  // no token has any probability
+  kChairliftSampleNotFinite = 1,  // a logit is not a number, or infinite; -infinity may be, for a token never chosen
+  kChairliftSampleNothing = 2,    // no token has any probability
+  kChairliftSampleNoMemory = 3,   // there is none for the scratch space
 };
 
 // Writes the token, and its log-probability among the survivors if wanted (else NaN). Scratch memory is the calling

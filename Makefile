@@ -13,7 +13,7 @@ SOURCES := pyproject.toml $(shell find protos worker/native -name '*.proto' -o -
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint unit soak chaos test-native test-clients clean
+.PHONY: demo test lint unit soak chaos fuzz test-native test-clients clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python bench/demo.py $(BIN)
@@ -45,6 +45,14 @@ CHAOS_SECONDS ?= 600
 chaos: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -s tests/stress/test_chaos.py tests/blackbox/test_replacement.py \
 		--chaos-seconds=$(CHAOS_SECONDS) --kills=20
+
+# Damaged bytes for rings, messages and calls, other ones each time; `make test` has twenty seconds of it, the same each
+# time. What fails names its seed: make fuzz FUZZ_SEED=...
+FUZZ_SECONDS ?= 300
+FUZZ_SEED ?= $(shell date +%s)
+fuzz: $(INSTALLED_DEV)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/fuzz --timeout=$$(($(FUZZ_SECONDS) + 300)) \
+		--fuzz-seconds=$(FUZZ_SECONDS) --fuzz-seed=$(FUZZ_SEED)
 
 # The native stress tests at length, about a minute; `make test` has a short form. Longer: make test-native NATIVE_RECORDS=100000000
 NATIVE_RECORDS ?= 2000000

@@ -19,6 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="random workloads for the whole engine; 0: the usual ones, the same each time",
     )
+    parser.addoption("--fuzz-seconds", type=float, default=20.0, help="how long tests/fuzz runs, all of it together")
+    parser.addoption("--fuzz-seed", type=int, default=1, help="the random numbers of tests/fuzz")
     parser.addoption(
         "--kills",
         type=int,

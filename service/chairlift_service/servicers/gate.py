@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
@@ -43,13 +43,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no type
         of the second nothing but a code.
         """
         if handler.request_streaming:
-            return handler
+            return _checked_stream(handler)
         method = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
         async def call(request: Any, context: CallContext) -> Any:
-            if request is _UNREADABLE:
-                text = "the bytes are no message of this call"
-                await errors.abort(context, ServiceError(Reason.UNREADABLE_REQUEST, text))
+            await _check_readable(request, context)
             response = await method(request, context)
             if not handler.response_streaming and response.ByteSize() > self._max_message_bytes:
                 await errors.abort(context, self._too_large(response.ByteSize()))
@@ -66,6 +64,30 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no type
             f"the answer has {num_bytes} bytes; a message has at most {self._max_message_bytes}",
             metadata={"max_message_bytes": str(self._max_message_bytes)},
         )
+
+
+def _checked_stream(handler: Any) -> Any:
+    """The same for a handler that reads a stream and answers with one, which is reflection."""
+
+    async def call(requests: AsyncIterator[Any], context: CallContext) -> AsyncIterator[Any]:
+        async def readable() -> AsyncIterator[Any]:
+            async for request in requests:
+                await _check_readable(request, context)
+                yield request
+
+        async for response in handler.stream_stream(readable(), context):
+            yield response
+
+    return grpc.stream_stream_rpc_method_handler(
+        call, _reader(handler.request_deserializer), handler.response_serializer
+    )
+
+
+async def _check_readable(request: object, context: CallContext) -> None:
+    """Ends the call where a message could not be read."""
+    if request is _UNREADABLE:
+        text = "the bytes are no message of this call"
+        await errors.abort(context, ServiceError(Reason.UNREADABLE_REQUEST, text))
 
 
 def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -33,11 +33,13 @@ lint: $(INSTALLED_DEV)
 	$(BIN)/hadolint Dockerfile
 	cd protos && ../$(BIN)/buf lint
 
-# Random workloads for the whole engine, other ones each time: half an hour to an hour on two quiet cores, at most two
-# hours for each model.
+# Random workloads for the whole engine, other ones each time: an hour on two quiet cores, at most two hours for each
+# model. Then an hour of requests, after which both processes must be as large as before.
 SOAK_WORKLOADS ?= 5000
+SOAK_SECONDS ?= 3600
 soak: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/properties/test_engine.py -s --workloads=$(SOAK_WORKLOADS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/stress/test_memory.py -s --soak-seconds=$(SOAK_SECONDS)
 
 # Ten minutes of random faults under random callers, then the worker killed twenty times under 64 streams; `make test`
 # has 90 seconds of the one and three of the other.

@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=3,
         help="how often the worker is killed under 64 streams; each takes some ten seconds",
     )
+    parser.addoption("--soak-seconds", type=int, default=20, help="how long the sizes of the processes are watched")
     parser.addoption("--chaos-seconds", type=int, default=90, help="how long random faults meet random callers")
     parser.addoption(
         "--every-language",

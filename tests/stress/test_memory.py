@@ -1,11 +1,17 @@
-"""Memory that stays: many short requests leave both processes as large as few did."""
+"""Memory that stays: many short requests leave both processes as large as few did.
+
+`make soak` watches their sizes for an hour (`--soak-seconds`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import statistics
+import time
 
 import psutil
+import pytest
 from chairlift_client import AsyncClient
 from support.idle import Footprint, assert_idle
 from support.live_server import LiveServer, live_server
@@ -51,3 +57,32 @@ def test_two_thousand_requests_take_no_more_memory_than_two_hundred() -> None:
     for name, before, after in zip(("service", "worker"), early, late, strict=True):
         print(f"{name}: {before / 1e6:.1f} MB after 200 requests, {after / 1e6:.1f} MB after 2,000")
         assert after <= before * 1.05, f"the {name} grew from {before} to {after} bytes"
+
+
+async def complete_for(server: LiveServer, seconds: float, *, rest_s: float) -> list[tuple[int, int]]:
+    """Short requests of all kinds for so long, some at a time; the sizes of service and worker on the way."""
+    service = psutil.Process(server.process.pid)
+    (worker,) = service.children()
+    began, found = time.monotonic(), []
+    round_number = 0
+    while time.monotonic() < began + seconds:
+        await complete_many(server, 20, seed=round_number)
+        found.append((service.memory_info().rss, worker.memory_info().rss))
+        round_number += 1
+        await asyncio.sleep(rest_s)
+    return found
+
+
+@pytest.mark.timeout(7200)
+def test_resident_sizes_stay_flat(pytestconfig: pytest.Config) -> None:
+    """The last quarter of the time within 2 % of the second; the first is for what is made once."""
+    seconds = pytestconfig.getoption("--soak-seconds")
+    with live_server(tiny_model("llama"), "--dtype", "float32", "--num-blocks", "256") as server:
+        asyncio.run(complete_many(server, 400, seed=1))
+        found = asyncio.run(complete_for(server, seconds, rest_s=1.0 if seconds > 60 else 0.0))
+        assert_idle(server)
+    quarter = len(found) // 4
+    for name, sizes_of in zip(("service", "worker"), zip(*found, strict=True), strict=True):
+        second, last = statistics.median(sizes_of[quarter : 2 * quarter]), statistics.median(sizes_of[-quarter:])
+        print(f"{name}: {second / 1e6:.1f} MB in the second quarter, {last / 1e6:.1f} in the last, of {seconds} s")
+        assert last <= second * 1.02, f"the {name} grew from {second} to {last} bytes"

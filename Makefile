@@ -45,7 +45,8 @@ soak: $(INSTALLED_DEV)
 # has 90 seconds of the one and three of the other.
 CHAOS_SECONDS ?= 600
 chaos: $(INSTALLED_DEV)
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -s tests/stress/test_chaos.py tests/blackbox/test_replacement.py \
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -s tests/stress/test_chaos.py \
+		tests/blackbox/test_replacement.py tests/service/test_succession.py \
 		--chaos-seconds=$(CHAOS_SECONDS) --kills=20
 
 # Damaged bytes for rings, messages and calls, other ones each time; `make test` has twenty seconds of it, the same each

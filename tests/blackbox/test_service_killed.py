@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from chairlift_client import Client
+from chairlift_client import Client, HealthStatus, ServerState
 from support.live_server import LiveServer, live_server
 from support.tiny_models import tiny_model
 
@@ -31,37 +31,63 @@ def leftovers() -> set[str]:
     return found | {str(path) for path in Path(tempfile.gettempdir()).glob("*chairlift-worker*")}
 
 
-def put_to_work(server: LiveServer, state: str) -> Client | None:
-    if state == "idle":
-        return None
-    client = Client(server.target)
-    prompt = [5] * 400 if state == "prefilling" else [5, 6]
-    client.add_request(prompt, max_new_tokens=100, **GREEDY)
-    statistic = "computed_tokens" if state == "prefilling" else "generated_tokens"
-    before = client.get_server().statistics[statistic]
-    while client.get_server().statistics[statistic] <= before:
+CRAMPED = (
+    *("--dtype", "float32", "--max-prefill-chunk", "1", "--page-size", "4", "--num-blocks", "128"),
+    *("--cpu-offload-space", "0.01", "--fault-injection", "slow:3"),
+)
+LONG = [5 + i % 300 for i in range(240)]
+
+
+def until(client: Client, statistic: str, least: int) -> None:
+    deadline = time.monotonic() + 60
+    while client.get_server().statistics[statistic] < least:
+        assert time.monotonic() < deadline, client.get_server().statistics
         time.sleep(0.002)
-    return client
 
 
-@pytest.mark.parametrize("state", ["idle", "prefilling", "decoding"])
+def bring_about(state: str, server: LiveServer, client: Client) -> None:
+    """Has the service in this state."""
+    if state == "prefilling":
+        client.add_request(LONG, max_new_tokens=100, **GREEDY)
+        until(client, "computed_tokens", 20)
+    elif state == "swapped":
+        for number in range(3):
+            client.add_request([9 + number, *LONG], max_new_tokens=100, **GREEDY)
+        until(client, "requests_swapped", 1)
+    elif state != "idle":
+        client.add_request([5, 6], max_new_tokens=400, **GREEDY)
+        until(client, "generated_tokens", 5)
+    if state == "draining":
+        server.process.send_signal(signal.SIGTERM)
+        while client.health() is not HealthStatus.NOT_SERVING:
+            time.sleep(0.002)
+    if state in {"replacing its worker", "dead workers"}:
+        os.kill(client.get_server().worker_pids[0], signal.SIGKILL)
+    if state == "replacing its worker":
+        while client.get_server().state is not ServerState.RECOVERING or not client.get_server().worker_pids:
+            time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    "state", ["idle", "prefilling", "decoding", "swapped", "draining", "replacing its worker", "dead workers"]
+)
 def test_kill_9_of_the_service_takes_the_worker_with_it(state: str) -> None:
     before = leftovers()
-    args = ("--dtype", "float32", "--max-prefill-chunk", "1")
-    with live_server(tiny_model("llama"), *args, expect_exit=None) as server:
+    with live_server(tiny_model("llama"), *CRAMPED, expect_exit=None) as server, Client(server.target) as client:
         workers = psutil.Process(server.process.pid).children(recursive=True)
         assert len(workers) == 1
-        client = put_to_work(server, state)
+        bring_about(state, server, client)
+        workers += psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(signal.SIGKILL)
         expect_gone(workers)
-        if client is not None:
-            client.close()
     assert leftovers() <= before
-    with live_server(tiny_model("llama"), *args) as server, Client(server.target) as client:
-        assert client.complete([5, 6], max_new_tokens=3, **GREEDY).usage.generated_tokens == 3
+    if state == "decoding":
+        with live_server(tiny_model("llama"), *CRAMPED) as server, Client(server.target) as client:
+            assert client.complete([5, 6], max_new_tokens=3, **GREEDY).usage.generated_tokens == 3
 
 
-def test_kill_9_while_the_model_is_loaded_takes_the_worker_with_it() -> None:
+@pytest.mark.parametrize("after_s", [0.1, 1.0, 3.0])  # starting, importing torch, loading or warming
+def test_kill_9_while_the_model_is_loaded_takes_the_worker_with_it(after_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix="cl-") as folder:
         process = subprocess.Popen(
             [
@@ -75,7 +101,7 @@ def test_kill_9_while_the_model_is_loaded_takes_the_worker_with_it() -> None:
         while not (workers := family.children(recursive=True)):
             assert process.poll() is None
             time.sleep(0.01)
-        time.sleep(1.0)  # importing torch, as a rule
+        time.sleep(after_s)
         os.kill(process.pid, signal.SIGKILL)
         process.wait(BOUND_S)
         expect_gone(workers)

@@ -15,6 +15,7 @@ from chairlift_service.text.chat_templates import ChatTemplates
 
 MAX_MESSAGES: Final = 4096
 MAX_CHAT_BYTES: Final = 4 * 2**20
+MAX_ENTRIES: Final = 1024  # tools, documents, arguments: of each
 MAX_DEPTH: Final = 64  # of JSON
 _TAKEN: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # The names under which templates look for a message's reasoning; transformers gives it under the first two.
@@ -30,6 +31,9 @@ def conversation(message: chat_pb2.Chat, *, path: str, templates: ChatTemplates,
         faults.add(f"{path}.messages", f"1 to {MAX_MESSAGES} messages, not {len(message.messages)}", reason)
     elif num_bytes > MAX_CHAT_BYTES:
         faults.add(path, f"has {num_bytes} bytes, at most {MAX_CHAT_BYTES}")
+    for name in ("tools_json", "documents_json", "template_arguments_json"):
+        if (num_entries := len(getattr(message, name))) > MAX_ENTRIES:
+            faults.add(f"{path}.{name}", f"has {num_entries} entries, at most {MAX_ENTRIES}")
     if len(faults.violations) > before:
         return None
     continued = message.continue_final_message

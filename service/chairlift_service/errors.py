@@ -149,8 +149,11 @@ class ServiceError(Exception):
 
 
 def clean(text: str, *, max_bytes: int = MAX_MESSAGE_BYTES) -> str:
-    """`text` without control characters, cut to `max_bytes` of UTF-8 on a character border."""
-    printable = "".join(c for c in text if c.isprintable())
+    """`text` without control characters, cut to `max_bytes` of UTF-8 on a character border.
+
+    Of a text that is much longer only the beginning is looked at: callers' own may be megabytes.
+    """
+    printable = "".join(c for c in text[: 4 * max_bytes] if c.isprintable())
     return printable.encode()[:max_bytes].decode(errors="ignore")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Sequence
 from typing import Final
@@ -17,6 +18,7 @@ from chairlift_service.text.rendering import TemplateError
 from chairlift_service.text.tokenizer import Tokenizer
 
 MAX_BAD_IDS: Final = 16  # offending ids named in one refusal
+LONG_CHAT_BYTES: Final = 64 * 1024
 
 
 async def prompt_ids(
@@ -39,7 +41,7 @@ async def prompt_ids(
         ids = request.token_ids.ids
     elif which == "text":
         good = _may_fit(request.text, path=where, model=model, tokenizer=tokenizer, faults=faults)
-        ids = await tokenizer.encode_async(request.text, add_special_tokens=True) if good else None
+        ids = await _encode(request.text, path=where, tokenizer=tokenizer, faults=faults) if good else None
     else:
         made = await chat_prompt(request.chat, path=where, model=model, tokenizer=tokenizer, chat=chat, faults=faults)
         ids = made[1] if made is not None else None
@@ -55,6 +57,14 @@ async def prompt_ids(
     return array("i", ids) if known else array("i")
 
 
+async def _encode(text: str, *, path: str, tokenizer: Tokenizer, faults: Faults) -> list[int] | None:
+    try:
+        return await tokenizer.encode_async(text, add_special_tokens=True)
+    except ValueError as error:
+        faults.add(path, str(error))
+        return None
+
+
 async def chat_prompt(
     message: chat_pb2.Chat,
     *,
@@ -67,7 +77,11 @@ async def chat_prompt(
     """The text and the ids of a conversation; None where a fault was found. Raises ServiceError as `validate`."""
     if chat is None:
         raise ServiceError(Reason.NO_CHAT_TEMPLATE, f"{path}: the model {model.name} has no chat template")
-    asked = conversation(message, path=path, templates=chat.templates, faults=faults)
+    # A long one in a thread: to parse megabytes of JSON takes a second.
+    if message.ByteSize() > LONG_CHAT_BYTES:
+        asked = await asyncio.to_thread(conversation, message, path=path, templates=chat.templates, faults=faults)
+    else:
+        asked = conversation(message, path=path, templates=chat.templates, faults=faults)
     if asked is None:
         return None
     try:
@@ -80,19 +94,22 @@ async def chat_prompt(
         return None
 
 
-def check_token_ids(ids: Sequence[int], *, path: str, size: int) -> None:
-    """Refuses ids outside [0, size): ServiceError UNKNOWN_TOKEN_ID with a violation `path[i]` for each."""
+def check_token_ids(ids: Sequence[int], *, path: str, size: int, start: int = 0) -> None:
+    """Refuses ids outside [0, size): ServiceError UNKNOWN_TOKEN_ID with a violation `path[i]` for the first of them.
+
+    `start` is the index of the first of these ids.
+    """
     faults = Faults()
-    check_ids(ids, path=path, size=size, faults=faults)
+    check_ids(ids, path=path, size=size, faults=faults, start=start)
     faults.raise_any()
 
 
-def check_ids(ids: Sequence[int], *, path: str, size: int, faults: Faults) -> bool:
+def check_ids(ids: Sequence[int], *, path: str, size: int, faults: Faults, start: int = 0) -> bool:
     """Whether all of `ids` are in [0, size); names the first offenders with their index."""
     if not ids or (min(ids) >= 0 and max(ids) < size):
         return True
     bad = 0
-    for index, token_id in enumerate(ids):
+    for index, token_id in enumerate(ids, start):
         if not 0 <= token_id < size:
             bad += 1
             if bad <= MAX_BAD_IDS:

@@ -113,6 +113,10 @@ def _check_names(request: request_pb2.GenerationRequest, *, path: str, faults: F
 
 
 def _stop_ids(stop: request_pb2.StopParams, *, path: str, model: ModelCardMsg, faults: Faults) -> tuple[int, ...]:
+    if len(stop.token_ids) > model.vocab_size:
+        text = f"has {len(stop.token_ids)} ids, more than the {model.vocab_size} tokens that there are"
+        faults.add(f"{path}.token_ids", text)
+        return ()
     check_ids(stop.token_ids, path=f"{path}.token_ids", size=model.vocab_size, faults=faults)
     eos = () if stop.ignore_eos else model.eos_token_ids
     return tuple(dict.fromkeys((*eos, *stop.token_ids)))

@@ -8,7 +8,7 @@ from typing import Final
 
 from chairlift.v1 import text_service_pb2, text_service_pb2_grpc
 
-from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.errors import Reason, ServiceError, Violation, from_violations
 from chairlift_service.faults import Faults
 from chairlift_service.lifecycle import Lifecycle
 from chairlift_service.prompt import chat_prompt, check_token_ids
@@ -43,7 +43,10 @@ class TextServicer(text_service_pb2_grpc.TextServiceServicer):
         tokenizer = self._lifecycle.model().tokenizer
         self._check_size(request.text)
         add_special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        ids = await tokenizer.encode_async(request.text, add_special_tokens=add_special)
+        try:
+            ids = await tokenizer.encode_async(request.text, add_special_tokens=add_special)
+        except ValueError as error:
+            raise from_violations([Violation("text", str(error))]) from None
         response = _pb.TokenizeResponse()
         for start in range(0, len(ids), IDS_PER_TURN):
             part = ids[start : start + IDS_PER_TURN]
@@ -56,9 +59,9 @@ class TextServicer(text_service_pb2_grpc.TextServiceServicer):
     async def Detokenize(self, request: _pb.DetokenizeRequest, context: CallContext) -> _pb.DetokenizeResponse:  # noqa: N802, ARG002 - gRPC's signature
         """Turns ids into text."""
         model = self._lifecycle.model()
-        check_token_ids(request.token_ids, path="token_ids", size=model.card.vocab_size)
+        ids = await _checked_ids(request.token_ids, size=model.card.vocab_size)
         skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await self._decode(model.tokenizer, request.token_ids, skip_special=skip_special)
+        text = await self._decode(model.tokenizer, ids, skip_special=skip_special)
         return _pb.DetokenizeResponse(text=text)
 
     @guarded
@@ -82,14 +85,25 @@ class TextServicer(text_service_pb2_grpc.TextServiceServicer):
                 metadata={"max_text_bytes": str(self._max_text_bytes)},
             )
 
-    async def _decode(self, tokenizer: Tokenizer, ids: Sequence[int], *, skip_special: bool) -> str:
+    async def _decode(self, tokenizer: Tokenizer, ids: list[int], *, skip_special: bool) -> str:
         """Decodes; in a thread if the list is long."""
         if len(ids) <= IDS_PER_TURN:
-            return tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+            return tokenizer.decode(ids, skip_special_tokens=skip_special)
         if self._num_waiting >= MAX_WAITING_LISTS:
             raise ServiceError(Reason.QUEUE_FULL, "too many long lists of ids wait for the tokenizer")
         self._num_waiting += 1
         try:
-            return await asyncio.to_thread(tokenizer.decode, list(ids), skip_special_tokens=skip_special)
+            return await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=skip_special)
         finally:
             self._num_waiting -= 1
+
+
+async def _checked_ids(ids: Sequence[int], *, size: int) -> list[int]:
+    """The ids as a list. Raises ServiceError UNKNOWN_TOKEN_ID for the first that are outside [0, size)."""
+    checked: list[int] = []
+    for start in range(0, len(ids), IDS_PER_TURN):
+        part = ids[start : start + IDS_PER_TURN]
+        check_token_ids(part, path="token_ids", size=size, start=start)
+        checked += part
+        await asyncio.sleep(0)
+    return checked

@@ -21,8 +21,10 @@ from chairlift_service.text.decoder import byte_level_bytes, decoder_traits
 from chairlift_service.text.plain_text import PlainTextEncoder
 
 LONG_TEXT_BYTES: Final = 4096  # longer ones are tokenised off the event loop
+LONG_LIST: Final = 4096  # ids
 NUM_THREADS: Final = 2
 MAX_WAITING_TEXTS: Final = 256
+MAX_FILE_BYTES: Final = 128 * 2**20  # of tokenizer.json; the largest in use have a quarter of it
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS: Final = ("additional_special_tokens", "extra_special_tokens")
 
@@ -39,6 +41,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._plain_text = PlainTextEncoder(backend=backend)
+        self._may_take_long = _has_expressions(backend)
         self._special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.size: Final = max(vocabulary.values(), default=-1) + 1
@@ -55,6 +58,7 @@ class Tokenizer:
         """The tokenizer of a model's folder. Raises ValueError, one line, if there is none or it cannot be read."""
         path = Path(folder) / "tokenizer.json"
         try:
+            _check_size(path)
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:
             raise ValueError(f"cannot read the tokenizer {path}: {error}") from error
@@ -72,18 +76,18 @@ class Tokenizer:
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a prompt, off the event loop if the text is long.
+        """Ids of a prompt, off the event loop if that may take long.
 
         A text that begins with BOS gets no second one: it was made by a template, or by someone who knows. Raises
-        ServiceError QUEUE_FULL if too many texts wait.
+        ServiceError QUEUE_FULL if too many texts wait, ValueError where the tokenizer gives up on the text.
         """
         return await self._off_loop(text, lambda: self._encode_prompt(text, add_special_tokens=add_special_tokens))
 
     async def encode_rendered(self, text: str, *, plain: Sequence[Span]) -> list[int]:
-        """Ids of what a template wrote, which brings the special tokens itself; off the event loop if it is long.
+        """Ids of what a template wrote, which brings the special tokens itself; off the event loop as `encode_async`.
 
-        Control tokens at `plain` are ordinary text. Raises ValueError where one of them cannot be that, and
-        ServiceError as `encode_async`.
+        Control tokens at `plain` are ordinary text. Raises ValueError where one of them cannot be that, and both errors
+        of `encode_async`.
         """
         if not plain:
             return await self._off_loop(text, lambda: self.encode(text, add_special_tokens=False))
@@ -98,18 +102,20 @@ class Tokenizer:
         return ids
 
     async def _off_loop(self, text: str, encode: Callable[[], list[int]]) -> list[int]:
-        if len(text) <= LONG_TEXT_BYTES:
-            return encode()
+        if len(text) <= LONG_TEXT_BYTES and not self._may_take_long:
+            return _without_panic(encode)
         if self._num_waiting >= MAX_WAITING_TEXTS:
             raise ServiceError(Reason.QUEUE_FULL, "too many long texts wait for the tokenizer")
         self._num_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _without_panic, encode)
         finally:
             self._num_waiting -= 1
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids, U+FFFD for bytes that are not UTF-8. Ids without a token give nothing."""
+        if len(ids) > LONG_LIST:  # in a thread, then: here, too, it is the batch form that frees the lock
+            return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str | None:
@@ -145,6 +151,28 @@ class Tokenizer:
     def close(self) -> None:
         """Ends the threads; texts that wait are given up."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_size(path: Path) -> None:
+    num_bytes = path.stat().st_size
+    if num_bytes > MAX_FILE_BYTES:
+        raise ValueError(f"it has {num_bytes} bytes, at most {MAX_FILE_BYTES} are read")
+
+
+def _has_expressions(backend: tokenizers.Tokenizer) -> bool:
+    """Whether texts are cut by regular expressions from tokenizer.json: for some, a line of text takes a minute."""
+    parts = (part for part in (backend.normalizer, backend.pre_tokenizer) if part is not None)
+    return any(b'"Regex"' in part.__getstate__() for part in parts)
+
+
+def _without_panic(encode: Callable[[], list[int]]) -> list[int]:
+    """Its ids. Where an expression takes too many steps the library panics, with no Exception: here a ValueError."""
+    try:
+        return encode()
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise ValueError("the model's tokenizer gives up on this text") from None
 
 
 def _decoder(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:

@@ -214,6 +214,23 @@ async def test_pause_and_other_weights_are_the_successors_too() -> None:
         await served.idle()
 
 
+async def test_a_successor_that_is_lost_while_it_takes_the_weights_is_replaced_too() -> None:
+    async with serving(script={**SLOW, "update_s": 0.4}, admin=True) as served:
+        await served.admin.Pause(admin_service_pb2.PauseRequest())
+        await served.admin.UpdateWeights(admin_service_pb2.UpdateWeightsRequest(path="/other"))
+        await served.admin.Resume(admin_service_pb2.ResumeRequest())
+        task = asyncio.create_task(tokens_of(served.generation.Generate(generate(5, 6, max_new_tokens=60))))
+        await eventually(lambda: served.status.generated_tokens > 5)
+        first = kill(served)
+        await eventually(lambda: served.core.succession.pids not in ((), (first,)))
+        second = served.worker_pid
+        await eventually(served.worker.link.hello.done)
+        os.kill(second, signal.SIGKILL)
+        await replaced(served, second)
+        assert await asyncio.wait_for(task, 20) == [i + SHIFT for i in echo([5, 6], 60)]
+        await served.idle()
+
+
 async def test_without_a_successor_for_the_limit_all_ends_with_unavailable() -> None:
     async with serving(script=SLOW, worker_restart_limit=1.5) as served:
         call = served.generation.Generate(generate(5, 6, max_new_tokens=1000))

@@ -15,8 +15,6 @@ from chairlift_service.requests.registry import Registry
 from chairlift_service.workers.carry_over import CarryOver
 from chairlift_service.workers.figures import WorkerFigures
 from chairlift_service.workers.line import WorkerLine
-from chairlift_service.workers.link import Link
-from chairlift_service.workers.questions import in_time
 from chairlift_service.workers.supervisor import WorkerStartError
 from chairlift_service.workers.worker import Worker, WorkerFactory, check_same
 
@@ -137,7 +135,7 @@ class Succession:
             await self._carry_over.run(worker)
 
     def _bury(self, worker: Worker) -> None:
-        """What it had waits for the next one, but for requests that were present at too many such ends."""
+        """What it had waits for the next one, but for requests that were blamed too often."""
         blamed = self._carry_over.suspects(worker.channel.roll.read())
         self._figures.bury()
         self._lifecycle.show_recovering(recovering=True)
@@ -187,7 +185,7 @@ class Succession:
         try:
             ready = await worker.supervisor.start()
             check_same(first.model, ready.model)
-            await self._bring_up_to_date(worker.link)
+            await self._bring_up_to_date(worker)
         except BaseException:
             self._worker = None
             await worker.end(patience_s=END_S)
@@ -195,13 +193,16 @@ class Succession:
         self._line.connect(worker.link)
         return worker
 
-    async def _bring_up_to_date(self, link: Link) -> None:
-        """Gives it the weights and the pause that the one before had. Raises ServiceError."""
-        weights = self._lifecycle.weights
+    async def _bring_up_to_date(self, worker: Worker) -> None:
+        """Gives it the weights and the pause that the one before had. Raises ServiceError or WorkerStartError."""
+        weights, link, lost = self._lifecycle.weights, worker.link, worker.supervisor.lost
         if weights is not None:
             link.questions.ask(lambda op: PauseMsg(op=op))
             question = link.questions.ask(lambda op: UpdateWeightsMsg(op=op, folder=weights))
-            answer = await in_time(question, timeout_s=self._factory.start_timeout_s)
+            await asyncio.wait((question, lost), return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                raise WorkerStartError(f"worker: lost while it took the weights of {weights}: {lost.result()}")
+            answer = question.result()
             assert isinstance(answer, WeightsMsg)  # what the worker answers to this question
             if answer.error:
                 raise WorkerStartError(f"worker: weights of {weights} cannot be taken again: {answer.error}")

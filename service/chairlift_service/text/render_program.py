@@ -2,8 +2,8 @@
 
 A template is code that came with a model. It runs sandboxed, and under limits that hold whatever it does, also inside
 one long operation: the kernel ends this process when a render has used its processor time, and refuses memory above a
-bound. The environment is that of transformers' `apply_chat_template` (utils/chat_template_utils.py), which templates
-are written for.
+bound, files, sockets and other processes. The environment is that of transformers' `apply_chat_template`
+(utils/chat_template_utils.py), which templates are written for.
 
 Over the socket `fd`, in the frames of render_frames.py: first the tokenizer's added tokens, then questions, each of
 which is answered. Searching a conversation for control tokens takes its time in here, too.
@@ -12,14 +12,17 @@ which is answered. Searching a conversation for control tokens takes its time in
 from __future__ import annotations
 
 import argparse
+import codecs
 import functools
 import json
+import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -29,6 +32,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from chairlift_service.text.control_tokens import ControlTokens
 from chairlift_service.text.render_frames import HEADER, MAX_TEXT_BYTES, AddedTokens, Answer, Question
 from chairlift_service.text.rendering import TemplateError, rendered
+
+_ENCODINGS: Final = ("ascii", "latin-1", "utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252", "unicode-escape")
+_FAILING: Final[Question] = {
+    "template": r"{{ '\n\u010d\N{BULLET}' ~ (1 | tojson) }}{{ nothing.at.all }}",
+    "given": {"messages": []},
+    "own": {},
+    "continued": False,
+    "allow_special_tokens": True,
+}
 
 
 class _Generation(jinja2.ext.Extension):
@@ -195,6 +207,18 @@ def serve(connection: socket.socket, *, cpu_s: float) -> None:
         connection.sendall(HEADER.pack(len(answer)) + answer)
 
 
+def _shut_in() -> None:
+    """From here on this process can open nothing and start nothing, even if a template has left the sandbox."""
+    time.tzset()  # reads the machine's time zone
+    # What is imported when it is first needed: by string literals, the undefined, and what fails.
+    Answerer({"added_tokens": {}, "control_tokens": None}).answer(_FAILING)
+    for name in _ENCODINGS:
+        codecs.lookup(name)
+    os.environ.clear()
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
+        resource.setrlimit(limit, (0, 0))
+
+
 def main() -> None:
     """The program."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -204,6 +228,7 @@ def main() -> None:
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (options.memory_bytes, options.memory_bytes))
+    _shut_in()
     with socket.socket(fileno=options.fd) as connection:
         serve(connection, cpu_s=options.cpu_seconds)
 

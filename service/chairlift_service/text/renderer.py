@@ -18,6 +18,7 @@ from chairlift_service.text.rendering import TemplateError
 
 NUM_PROCESSES: Final = 2
 MAX_WAITING_RENDERS: Final = 256
+_PROGRAM: Final = ("-m", "chairlift_service.text.render_program")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ class _Helper:
         with theirs:
             options = {"fd": theirs.fileno(), "cpu-seconds": limits.cpu_s, "memory-bytes": limits.memory_bytes}
             flags = [f"--{name}={value}" for name, value in options.items()]
-            argv = [sys.executable, "-m", "chairlift_service.text.render_program", *flags]
+            argv = [sys.executable, *_PROGRAM, *flags]
             process = ChildProcess(argv=argv, pass_fds=[theirs.fileno()])
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(_frame(tokens))

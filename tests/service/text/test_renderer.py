@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.text import render_program as program
 from chairlift_service.text import renderer as module
 from chairlift_service.text.render_frames import AddedTokens
 from chairlift_service.text.renderer import Renderer, RenderLimits
@@ -112,6 +114,74 @@ async def test_a_failing_template_tells_why_and_nothing_of_the_service(renderer,
     assert words in str(caught.value)
     assert "Traceback" not in str(caught.value)
     assert "/" not in str(caught.value).replace("1 / 0", "")
+
+
+ATTACK = """
+import os, socket, sys
+from chairlift_service.text import render_program as program
+found = []
+def attempt(name, do):
+    try:
+        found.append((name, do()))
+    except OSError:
+        pass
+class Template:  # one that has left the sandbox
+    def render(self, values):
+        attempt("a file", lambda: open("/etc/passwd").read())
+        attempt("itself", lambda: open("/proc/self/environ").read())
+        attempt("a socket", lambda: socket.socket())
+        attempt("a folder", lambda: os.listdir("/"))
+        attempt("a pipe", lambda: os.pipe())
+        found.extend(os.environ.items())
+        return f"found {found}"
+original = program._compiled
+program._compiled = lambda template: Template() if template == "attack" else original(template)
+program.main()
+"""
+
+
+async def test_a_template_that_left_the_sandbox_finds_no_file_no_socket_and_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "attack.py").write_text(ATTACK)
+    monkeypatch.setenv("SECRET", "of the service")
+    monkeypatch.setattr(module, "_PROGRAM", (str(tmp_path / "attack.py"),))
+    renderer = Renderer(tokens=NO_TOKENS)
+    assert await render(renderer, "attack", {}) == "found []"
+    with pytest.raises(TemplateError, match="'nothing' is undefined"):
+        await render(renderer, "{{ nothing.at.all }}", {})
+    with pytest.raises(TemplateError, match="line 1"):
+        await render(renderer, "{% for %}", {})
+    await renderer.close()
+
+
+async def test_every_filter_does_shut_in_what_it_does_outside(renderer: Renderer) -> None:
+    """None of them may need a file that is not read yet."""
+    outside = program.Answerer(NO_TOKENS)
+    for name in sorted(program._environment().filters.keys() - {"random"}):
+        for value in ("'a <b> 1'", "['x']", "7", "{'k': [1]}"):
+            template = f"{{{{ {value} | {name} }}}}"
+            there = outside.answer(
+                {
+                    "template": template,
+                    "given": {"messages": []},
+                    "own": {},
+                    "continued": False,
+                    "allow_special_tokens": False,
+                }
+            )
+            try:
+                here = await render(renderer, template, {})
+            except TemplateError as error:
+                here = f"refused: {error}"
+            if "0x" not in here:  # an object's address
+                assert here == there.get("text", f"refused: {there.get('error')}"), template
+
+
+async def test_the_date_is_that_of_the_machines_time_zone(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Etc/GMT-14")
+    far_east = datetime.now(timezone(timedelta(hours=14))).strftime("%z %Y-%m-%d")
+    assert await render(renderer, "{{ strftime_now('+1400 %Y-%m-%d') }}", {}) == far_east
 
 
 async def test_a_render_whose_caller_left_is_ended_at_once(renderer: Renderer) -> None:

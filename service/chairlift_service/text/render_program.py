@@ -35,7 +35,7 @@ from chairlift_service.text.rendering import TemplateError, rendered
 
 _ENCODINGS: Final = ("ascii", "latin-1", "utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252", "unicode-escape")
 _FAILING: Final[Question] = {
-    "template": r"{{ '\n\u010d\N{BULLET}' ~ (1 | tojson) }}{{ nothing.at.all }}",
+    "template": r"{{ '\n\u010d\N{BULLET}' | striptags | wordwrap }}{{ nothing.at.all }}",
     "given": {"messages": []},
     "own": {},
     "continued": False,
@@ -210,7 +210,7 @@ def serve(connection: socket.socket, *, cpu_s: float) -> None:
 def _shut_in() -> None:
     """From here on this process can open nothing and start nothing, even if a template has left the sandbox."""
     time.tzset()  # reads the machine's time zone
-    # What is imported when it is first needed: by string literals, the undefined, and what fails.
+    # What is imported when it is first needed: by string literals, two filters, and what fails.
     Answerer({"added_tokens": {}, "control_tokens": None}).answer(_FAILING)
     for name in _ENCODINGS:
         codecs.lookup(name)

@@ -1,5 +1,6 @@
 """What is read of the machine."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,27 @@ def test_a_group_over_its_limit_leaves_nothing(machine: Path) -> None:
     (machine / "sys/fs/cgroup/memory.max").write_text("100\n")
     (machine / "sys/fs/cgroup/memory.current").write_text("200\n")
     assert free_memory(root=machine).num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "199999 100000"}, 1),  # two threads would take turns to wait
+        ({"cpu.max": "6400000 100000"}, 64),
+        ({"cpu.max": "1000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({}, None),
+    ],
+)
+def test_threads_are_no_more_than_the_group_pays_for(machine: Path, files: dict[str, str], most: int | None) -> None:
+    (machine / "sys/fs/cgroup/cpu").mkdir()
+    for name, text in files.items():
+        (machine / "sys/fs/cgroup" / name).write_text(f"{text}\n")
+    has = len(os.sched_getaffinity(0))
+    assert num_cores(root=machine) == (has if most is None else min(has, most))
 
 
 def test_this_machine_can_be_read() -> None:

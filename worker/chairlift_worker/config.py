@@ -135,7 +135,9 @@ def _stretch(settings: WorkerSettings) -> Chosen[float]:
 
 def _threads(settings: WorkerSettings, cores: int) -> Chosen[int]:
     return (
-        Chosen(settings.num_threads, "as set") if settings.num_threads else Chosen(cores, "all cores of this process")
+        Chosen(settings.num_threads, "as set")
+        if settings.num_threads
+        else Chosen(cores, "all cores of this process, or as many as its cgroup pays for")
     )
 
 

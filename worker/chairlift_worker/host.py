@@ -37,9 +37,30 @@ def free_memory(*, root: Path = Path("/")) -> FreeMemory:
     return min(bounds, key=lambda bound: bound.num_bytes)
 
 
-def num_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+def num_cores(*, root: Path = Path("/")) -> int:
+    """Cores that this process may run on, at most as many as its control group pays for, rounded down.
+
+    Threads beyond that make every step wait for those that are not let run. `root` is there for tests. Sources:
+    sched_getaffinity(2); cgroups(7), cpu.max in version 2, cpu.cfs_quota_us and cpu.cfs_period_us in version 1.
+    """
+    cores = len(os.sched_getaffinity(0))
+    base = root / _CGROUP.relative_to("/")
+    quota, period = _quota(base / "cpu.max") or (
+        _number(base / "cpu/cpu.cfs_quota_us"),
+        _number(base / "cpu/cpu.cfs_period_us"),
+    )
+    if quota is None or not period:
+        return cores
+    return max(1, min(cores, quota // period))
+
+
+def _quota(file: Path) -> tuple[int, int] | None:
+    """`QUOTA PERIOD` in microseconds; None where there is no file, or no quota."""
+    try:
+        quota, period = file.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return (int(quota), int(period)) if quota.isdigit() else None
 
 
 def _available_bytes(meminfo: Path) -> int:

@@ -60,12 +60,17 @@ async def test_a_process_is_kept_for_the_next_render(renderer: Renderer) -> None
     assert len(first) == 1
 
 
+def descriptors(pid: int) -> set[str]:
+    """What a process has open."""
+    return {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+
+
 async def test_a_process_gets_none_of_the_services_descriptors(renderer: Renderer) -> None:
     memory = os.memfd_create("shared with the worker")
     os.set_inheritable(memory, True)
     await render(renderer, "fine", {})
     (pid,) = pids(renderer)
-    held = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    held = descriptors(pid)
     os.close(memory)
     assert "/memfd:shared with the worker (deleted)" not in held
     assert len([name for name in held if name.startswith("socket:")]) <= 2  # its own; standard error may be one

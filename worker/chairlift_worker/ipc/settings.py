@@ -173,7 +173,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = ()
     num_threads: Annotated[
         Annotated[int, Meta(ge=1, le=4096)] | None,
-        Meta(description="threads of the forward pass; unset: all cores that it may use"),
+        Meta(description="threads of a forward pass; unset: all cores it may use"),
     ] = None
     trust_remote_code: Annotated[bool, Meta(description="run Python code that a model folder brings")] = False
     log_level: Annotated[LogLevel, Meta(description="least level that is logged, by both processes")] = "info"

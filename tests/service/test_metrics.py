@@ -104,6 +104,16 @@ async def test_an_openmetrics_scraper_gets_openmetrics() -> None:
         assert "chairlift_requests_ended" in {family.name for family in parse_openmetrics(body)}
 
 
+@pytest.mark.parametrize("version", ["x", "1.x.0", "1..0", "a.b", "", "\xff"])
+async def test_a_version_that_is_no_number_gets_the_usual_form(endpoint: Served, version: str) -> None:
+    code, headers, body = await http(
+        endpoint, "GET /metrics HTTP/1.1", f"Accept: application/openmetrics-text; version={version}"
+    )
+    assert code == 200
+    assert "chairlift_requests_waiting" in body
+    assert headers["Content-Type"].startswith(("text/plain", "application/openmetrics-text"))
+
+
 async def test_open_calls_are_in_flight_and_show_how_they_were_left() -> None:
     async with serving(script={"step_s": 0.01}, **ANYWHERE) as served:
         left = served.generation.Generate(generate(5, max_new_tokens=1000))

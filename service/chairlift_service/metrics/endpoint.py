@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import io
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -118,7 +118,7 @@ class MetricsEndpoint:
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         if (refusal := self._refusal(headers)) is not None:
             return refusal
-        encode, content_type = choose_encoder(headers.get("Accept", ""))
+        encode, content_type = _encoder(headers.get("Accept", ""))
         page = encode(self._registry)
         return _response(HTTPStatus.OK, page, headers={"Content-Type": content_type}, with_body=method == "GET")
 
@@ -132,6 +132,14 @@ class MetricsEndpoint:
                 return _response(HTTPStatus.FORBIDDEN)
             return _response(HTTPStatus.UNAUTHORIZED, headers={"WWW-Authenticate": "Bearer"})
         return None
+
+
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """The form that a scraper takes, and the name of it."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is no number
+        return choose_encoder("")
 
 
 def _response(

@@ -22,7 +22,7 @@ from support.sampling_reference import gumbel_noise, processed, reference_choice
 from support.tiny_models import generate_ids, reference_logits
 from support.workloads import Job
 
-LOGPROB_TOLERANCE = 1e-4
+LOGPROB_TOLERANCE = 1e-4  # of logits that are taken as they are; a lower temperature makes rounding larger, too
 CUT_OFF_ROUNDING = 1e-5  # relative
 _ROOMY = Shape(
     num_sectors=64,
@@ -49,6 +49,11 @@ def spec_of(job: Job, index: int) -> SampleSpec:
         index=index,
         logprob=True,
     )
+
+
+def tolerance(temperature: float) -> float:
+    """By how much a logprob may differ from another computation's in float32."""
+    return LOGPROB_TOLERANCE / min(1.0, temperature) if temperature >= 1e-5 else LOGPROB_TOLERANCE
 
 
 def gap_of(logits: torch.Tensor, spec: SampleSpec) -> float:
@@ -119,13 +124,13 @@ class Solo:
     def expect(self, job: Job, outcome: Outcome, *, what: str) -> None:
         """Fails unless ids and logprobs are those of the solo run, up to a tie; of one cut short, as far as it came."""
         self.comparisons.num_sequences += 1
-        alone = self.run(job.alone())
+        alone, near = self.run(job.alone()), tolerance(job.sampling.temperature)
         assert outcome.ending is not None
         whole = outcome.ending.reason in {EndingReason.STOP, EndingReason.LENGTH}
         for index, (token, logprob) in enumerate(zip(outcome.ids, outcome.logprobs, strict=True)):
             assert math.isnan(logprob) != job.logprobs, f"{what}: logprob {index} is {logprob}"
             wanted, wanted_logprob = alone.ids[index], alone.logprobs[index]
-            if token == wanted and not abs(logprob - wanted_logprob) >= LOGPROB_TOLERANCE:
+            if token == wanted and not abs(logprob - wanted_logprob) >= near:
                 continue
             print(f"{what}: {index} is {token} ({logprob}), alone it is {wanted} ({wanted_logprob})")
             logits = reference_logits(self.folder, [*job.prompt, *outcome.ids[:index]])[-1]
@@ -136,10 +141,10 @@ class Solo:
 
     def _excuse(self, job: Job, logits: torch.Tensor, index: int, token: int, logprob: float, *, what: str) -> None:
         """Fails unless transformers' logits and processors give this token and logprob, up to a tie."""
-        spec = spec_of(job, index)
-        choices = (reference_choice(logits, near) for near in within_rounding(spec))
+        spec, near = spec_of(job, index), tolerance(job.sampling.temperature)
+        choices = (reference_choice(logits, rounded) for rounded in within_rounding(spec))
         for number, (wanted, wanted_logprob) in enumerate(choices):
-            if token == wanted and not abs(logprob - wanted_logprob) >= LOGPROB_TOLERANCE:
+            if token == wanted and not abs(logprob - wanted_logprob) >= near:
                 self.num_cut_offs += number > 0
                 return
         gap = gap_of(logits, spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from chairlift_client._access import Connection
 from chairlift_client._chat import Chat
 from chairlift_client._streams import EventStream
 from chairlift_client._stubs import Stubs
-from chairlift_client.cli._output import print_json, to_dict
+from chairlift_client.cli._output import print_json, to_dict, write_text
 from chairlift_client.cli._sampling import read_sampling
 
 Message = Mapping[str, object]
@@ -78,5 +77,4 @@ class Conversation:
         if self._options.json:
             print_json(to_dict(event))
         elif event.delta.text:
-            sys.stdout.write(event.delta.text)
-            sys.stdout.flush()
+            write_text(event.delta.text)

@@ -15,7 +15,7 @@ from chairlift_client._requests import GenerateOptions
 from chairlift_client._streams import EventStream
 from chairlift_client._stubs import Stubs
 from chairlift_client.cli import _input
-from chairlift_client.cli._output import Commands, WrongUseError, add_command, print_json, to_dict
+from chairlift_client.cli._output import Commands, WrongUseError, add_command, print_json, to_dict, write_text
 from chairlift_client.cli._sampling import add_sampling, read_sampling
 
 
@@ -93,8 +93,7 @@ def _show_json(event: generation_service_pb2.GenerateResponse) -> None:
 
 def _show_text(event: generation_service_pb2.GenerateResponse) -> None:
     if event.delta.text:
-        sys.stdout.write(event.delta.text)
-        sys.stdout.flush()
+        write_text(event.delta.text)
 
 
 def _show_ids(event: generation_service_pb2.GenerateResponse) -> None:

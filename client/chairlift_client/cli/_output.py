@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import unicodedata
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -44,6 +45,21 @@ def to_dict(message: Any) -> dict[str, Any]:
 def print_json(value: object) -> None:
     """One line of JSON, at once."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def write_text(text: str) -> None:
+    """A model's text on standard output, at once.
+
+    In a terminal control characters become U+FFFD, but for line ends and tabs: a model may write what moves the cursor,
+    changes the title or answers for the user. A file or pipe gets the text as it is.
+    """
+    sys.stdout.write(for_terminal(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def for_terminal(text: str) -> str:
+    """The text without what a terminal would obey; see `write_text`."""
+    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def print_error(error: ChairliftError, *, as_json: bool) -> None:

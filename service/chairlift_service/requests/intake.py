@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from chairlift.v1 import request_pb2
 from chairlift_worker.ipc.messages import NO_DEADLINE
@@ -58,7 +58,7 @@ class Intake:
         self,
         messages: Sequence[request_pb2.GenerationRequest],
         *,
-        paths: Sequence[str],
+        paths: Iterable[str],
         trace_headers: Mapping[str, str],
     ) -> list[Generation]:
         """Requests that live on without a reader. `paths` tells where each stands in the call. Raises ServiceError."""
@@ -70,7 +70,7 @@ class Intake:
         self,
         messages: Sequence[request_pb2.GenerationRequest],
         *,
-        paths: Sequence[str],
+        paths: Iterable[str],
         detached: bool,
         deadline_ns: int,
         trace_headers: Mapping[str, str],

@@ -96,7 +96,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     @guarded
     async def AddRequests(self, request: _pb.AddRequestsRequest, context: CallContext) -> _pb.AddRequestsResponse:  # noqa: N802 - gRPC's name
         """Adds all of a batch, or none."""
-        paths = [f"requests[{i}]" for i in range(len(request.requests))]
+        paths = (f"requests[{i}]" for i in range(len(request.requests)))  # none is made of a batch that is too large
         generations = await self._intake.detach(request.requests, paths=paths, trace_headers=trace_headers(context))
         return _pb.AddRequestsResponse(accepted=[events.accepted(generation) for generation in generations])
 

@@ -65,7 +65,7 @@ def test_closing_gives_back_every_descriptor_and_all_memory() -> None:
     fds, maps = open_fds(), mapped()
     service = ServiceChannel.create()
     worker = WorkerChannel.attach(service.description, duplicate=True)
-    assert len(mapped()) == len(maps) + 6
+    assert len(mapped()) == len(maps) + 8
     for end in (service, worker, service, worker):
         end.close()
     assert open_fds() == fds

@@ -13,7 +13,7 @@ SOURCES := pyproject.toml $(shell find protos worker/native -name '*.proto' -o -
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint unit soak chaos fuzz test-native test-clients clean
+.PHONY: demo test lint release-protos unit soak chaos fuzz test-native test-clients clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python bench/demo.py $(BIN)
@@ -32,6 +32,11 @@ lint: $(INSTALLED_DEV)
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile
 	cd protos && ../$(BIN)/buf lint
+	cd protos && ../$(BIN)/buf breaking --against released.binpb
+
+# With every release, to be committed with it: what `make lint` compares the API with from then on.
+release-protos: $(INSTALLED_DEV)
+	cd protos && ../$(BIN)/buf build --exclude-source-info --output released.binpb
 
 # Random workloads for the whole engine, other ones each time: an hour on two quiet cores, at most two hours for each
 # model. Then an hour of requests, after which both processes must be as large as before.

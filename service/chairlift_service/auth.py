@@ -15,6 +15,7 @@ import structlog
 from chairlift.v1 import admin_service_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
 
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.gateway import SERVICE_NAME as GATEWAY_SERVICE
 from chairlift_service.health import SERVICE_NAME as HEALTH_SERVICE
 from chairlift_service.watched import FileError, Watched
 
@@ -44,7 +45,7 @@ _GENERATION, _TEXT, _INFO, _ADMIN = (
     )
 )
 SERVICES: Final[Mapping[Role, frozenset[str]]] = {
-    Role.CALLER: frozenset({_GENERATION, _TEXT, _INFO}),
+    Role.CALLER: frozenset({_GENERATION, _TEXT, _INFO, GATEWAY_SERVICE}),
     Role.OBSERVER: frozenset({_INFO}),
     Role.ADMIN: frozenset({_ADMIN, _INFO}),
 }

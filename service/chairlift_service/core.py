@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 from chairlift_service.config import Configuration
+from chairlift_service.gateway import GatewayServicer, answers_gateways, make_servicer
 from chairlift_service.health import Health
 from chairlift_service.lifecycle import Lifecycle
 from chairlift_service.metrics.collector import Metered, ServiceCollector
@@ -20,7 +21,7 @@ from chairlift_service.requests.readers import Readers
 from chairlift_service.requests.recorder import RequestRecorder
 from chairlift_service.requests.registry import Registry
 from chairlift_service.requests.request_tracer import RequestTracer
-from chairlift_service.servers import ADMIN_SERVICES, MAIN_SERVICES, MainServicers
+from chairlift_service.servers import ADMIN_SERVICES, MainServicers, main_services
 from chairlift_service.servicers.admin import AdminServicer
 from chairlift_service.servicers.call_counts import CallCounts
 from chairlift_service.servicers.generation import GenerationServicer
@@ -57,7 +58,7 @@ class Core:
     def create(cls, configuration: Configuration, *, factory: WorkerFactory) -> Core:
         """Makes them. Needs a running event loop; starts nothing."""
         settings = configuration.service
-        main_health, admin_health = Health(services=MAIN_SERVICES), Health(services=ADMIN_SERVICES)
+        main_health, admin_health = Health(services=main_services(settings.gateway)), Health(services=ADMIN_SERVICES)
         lifecycle = Lifecycle(healths=(main_health, admin_health))
         line = WorkerLine()
         figures = WorkerFigures(line=line)
@@ -122,12 +123,27 @@ class Core:
                 statistics=self.statistics,
                 asked=self.configuration.described(),
             ),
+            gateway=self._gateway_servicer(),
             health=self.main_health,
         )
 
     def admin_servicer(self) -> AdminServicer:
         """The service for operators."""
         return AdminServicer(operations=self.operations)
+
+    def _gateway_servicer(self) -> GatewayServicer | None:
+        """The service for gateways; None where they are not answered."""
+        if not answers_gateways(self.configuration.service.gateway):
+            return None
+        return make_servicer(
+            lifecycle=self.lifecycle,
+            health=self.main_health,
+            intake=self.intake,
+            registry=self.registry,
+            readers=self.readers,
+            canceller=Canceller(registry=self.registry, port=self.line),
+            statistics=self.statistics,
+        )
 
     def collector(self, metered: Metered) -> ServiceCollector:
         """What a scrape reads."""

@@ -18,6 +18,9 @@ from chairlift.v1 import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from chairlift_service.gateway import METHOD_NAMES as GATEWAY_METHODS
+from chairlift_service.gateway import SERVICE_NAME as GATEWAY_SERVICE
+from chairlift_service.gateway import GatewayChoice, GatewayServicer, answers_gateways
 from chairlift_service.grpc_options import ConnectionLimits, server_options
 from chairlift_service.health import SERVICE_NAME as HEALTH_SERVICE
 from chairlift_service.health import Health
@@ -41,6 +44,7 @@ ADMIN_SERVICES = (_ADMIN.full_name,)
 METHODS = (
     *(f"/{service.full_name}/{method.name}" for service in (*_MAIN, _ADMIN, _HEALTH) for method in service.methods),
     *(f"/{name}/ServerReflectionInfo" for name in REFLECTION_SERVICES),
+    *(f"/{GATEWAY_SERVICE}/{name}" for name in GATEWAY_METHODS),
 )
 """Every method of every server."""
 
@@ -52,7 +56,13 @@ class MainServicers:
     generation: GenerationServicer
     text: TextServicer
     info: InfoServicer
+    gateway: GatewayServicer | None  # None: gateways are not answered
     health: Health
+
+
+def main_services(gateway: GatewayChoice) -> tuple[str, ...]:
+    """Names of the services on the `listen` addresses, health and reflection aside."""
+    return (*MAIN_SERVICES, GATEWAY_SERVICE) if answers_gateways(gateway) else MAIN_SERVICES
 
 
 def main_server(
@@ -63,7 +73,9 @@ def main_server(
     generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(servicers.generation, server)  # type: ignore[no-untyped-call] # generated
     text_service_pb2_grpc.add_TextServiceServicer_to_server(servicers.text, server)  # type: ignore[no-untyped-call] # generated
     info_service_pb2_grpc.add_InfoServiceServicer_to_server(servicers.info, server)  # type: ignore[no-untyped-call] # generated
-    _add_standard(server, servicers.health, services=MAIN_SERVICES)
+    if servicers.gateway is not None:
+        servicers.gateway.add_to(server)
+    _add_standard(server, servicers.health, services=main_services("off" if servicers.gateway is None else "on"))
     return server
 
 

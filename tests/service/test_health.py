@@ -15,7 +15,8 @@ from support.served import Served, refusal, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-NAMES = {"", "chairlift.v1.GenerationService", "chairlift.v1.TextService", "chairlift.v1.InfoService"}
+OWN = {"", "chairlift.v1.GenerationService", "chairlift.v1.TextService", "chairlift.v1.InfoService"}
+NAMES = {*OWN, "vllm.grpc.engine.VllmEngine"}
 
 
 @pytest.fixture

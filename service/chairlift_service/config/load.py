@@ -14,6 +14,7 @@ from chairlift_service.addresses import Address, parse_address
 from chairlift_service.config.fields import ConfigError, Field, fields_of, one_line
 from chairlift_service.config.settings import ServiceSettings
 from chairlift_service.config.sources import ENV_PREFIX, Source, listed, parse_environment, parse_file, parse_flags
+from chairlift_service.gateway import is_installed
 
 DEFAULT: Final = "default"
 _SERVICE_FIELDS: Final = tuple(fields_of(ServiceSettings))
@@ -67,6 +68,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Configuration:
     service = ServiceSettings(**{field.name: values[field.name] for field in _SERVICE_FIELDS})
     listen, admin_listen, metrics_listen = _addresses(service, origins)
     _check_tls(service, origins)
+    _check_gateway(service, origins)
     return Configuration(
         service=service,
         worker=WorkerSettings(**{field.name: values[field.name] for field in _WORKER_FIELDS}),
@@ -132,3 +134,9 @@ def _check_tls(service: ServiceSettings, origins: Mapping[str, str]) -> None:
             raise ConfigError(f"{name} = {one_line(value)} (from {origins[name]}): {needed} must be set too")
     if service.insecure and service.tls_cert is not None:
         raise ConfigError(f"insecure = true (from {origins['insecure']}): tls_cert says the opposite; give one of them")
+
+
+def _check_gateway(service: ServiceSettings, origins: Mapping[str, str]) -> None:
+    if service.gateway == "on" and not is_installed():
+        where = f"gateway = on (from {origins['gateway']})"
+        raise ConfigError(f"{where}: needs the packages of the extra chairlift[gateway]")

@@ -7,6 +7,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from chairlift_service.gateway import GatewayChoice
+
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -34,6 +36,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             description="where traces of requests go, by OTLP over gRPC; unset: OTEL_EXPORTER_OTLP_ENDPOINT, or nowhere"
         ),
     ] = None
+    gateway: Annotated[
+        GatewayChoice,
+        Meta(description="answer gateways (smg), which speak HTTP; auto: where the extra `gateway` is installed"),
+    ] = "auto"
     insecure: Annotated[
         bool,
         Meta(description="serve without encryption on addresses that other machines can reach"),

@@ -12,6 +12,7 @@ import structlog
 
 from chairlift_service import errors
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.validate import is_name
 
 _TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
 
@@ -87,6 +88,12 @@ def guarded(handler: Handler[_Self, _Request, _Response]) -> Handler[_Self, _Req
         raise AssertionError("abort returned")
 
     return guard
+
+
+def log_under(request_id: str) -> None:
+    """Puts the id into every log line of this call; one that is no name the log has no use for."""
+    if is_name(request_id):
+        structlog.contextvars.bind_contextvars(request_id=request_id)
 
 
 def trace_headers(context: CallContext) -> dict[str, str]:

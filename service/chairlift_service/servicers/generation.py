@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import structlog
 from chairlift.v1 import event_pb2, generation_service_pb2, generation_service_pb2_grpc, request_pb2
 from chairlift_worker.ipc.messages import EndingMsg
 
@@ -19,7 +18,7 @@ from chairlift_service.requests.output_log import LogSlice
 from chairlift_service.requests.readers import Reader, Readers
 from chairlift_service.requests.registry import Registry, readable
 from chairlift_service.servicers import events
-from chairlift_service.servicers.edge import CallContext, guarded, request_id_metadata, trace_headers
+from chairlift_service.servicers.edge import CallContext, guarded, log_under, request_id_metadata, trace_headers
 from chairlift_service.validate import is_name
 
 _pb = generation_service_pb2
@@ -87,7 +86,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     @guarded
     async def AddRequest(self, request: _pb.AddRequestRequest, context: CallContext) -> _pb.AddRequestResponse:  # noqa: N802 - gRPC's name
         """Adds a request that lives on without a reader. This call's deadline is not the request's."""
-        _log_under(request.request.request_id)
+        log_under(request.request.request_id)
         (generation,) = await self._intake.detach(
             [request.request], paths=["request"], trace_headers=trace_headers(context)
         )
@@ -126,18 +125,18 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         return response
 
     async def _own(self, message: request_pb2.GenerationRequest, context: CallContext) -> Lease:
-        _log_under(message.request_id)
+        log_under(message.request_id)
         lease = await self._intake.own(
             message,
             path="request",
             time_remaining=context.time_remaining(),
             trace_headers=trace_headers(context),
         )
-        _log_under(lease.generations[0].request_id)
+        log_under(lease.generations[0].request_id)
         return lease
 
     async def _stream_request(self, request_id: str, from_index: int, context: CallContext) -> None:
-        _log_under(request_id)
+        log_under(request_id)
         generation = readable(self._registry, request_id)
         if from_index > len(generation.output):
             raise _violation("from_index", f"is {from_index}; {len(generation.output)} tokens are generated so far")
@@ -181,12 +180,6 @@ def _result(generation: Generation, event: Started | LogSlice | Ended) -> _pb.Re
                 return _pb.ResultResponse(request_id=request_id, finished=events.finished(generation, ending))
             failed = event_pb2.Failed(status=errors.status(ending))
             return _pb.ResultResponse(request_id=request_id, failed=failed)
-
-
-def _log_under(request_id: str) -> None:
-    """Puts the id into every log line of this call; one that is no name the log has no use for."""
-    if is_name(request_id):
-        structlog.contextvars.bind_contextvars(request_id=request_id)
 
 
 def _violation(field: str, description: str, reason: Reason = Reason.INVALID_VALUE) -> ServiceError:

@@ -1,0 +1,157 @@
+"""From a gateway's request to the service's own: what can be honoured, and a refusal of all the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+from chairlift.v1 import request_pb2
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from chairlift_service import errors
+from chairlift_service.errors import Reason, ServiceError, Violation
+from chairlift_service.faults import Faults
+
+PATH: Final = "request"
+"""Where the service's own message stands in its own calls."""
+
+MAX_STOPS: Final = 64
+MAX_STOP_CHARS: Final = 1024
+
+_HONOURED: Final = frozenset({"request_id", "tokenized", "text", "sampling_params", "stream"})
+_HONOURED_SAMPLING: Final = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "ignore_eos"),
+        *("stop", "stop_token_ids", "skip_special_tokens", "logprobs"),
+        # About the text, which the gateway makes of the ids.
+        *("spaces_between_special_tokens", "include_stop_str_in_output"),
+        "grammar_from_first_token",  # about a constraint, all of which are refused
+    }
+)
+# Values of other fields that ask for nothing.
+_NEUTRAL: Final = {"n": 1, "repetition_penalty": 1.0, "data_parallel_rank": 0}
+
+# The service's own field paths by the gateway's; the first that fits counts.
+_FIELDS: Final = (
+    (f"{PATH}.sampling.", "sampling_params."),
+    (f"{PATH}.max_new_tokens", "sampling_params.max_tokens"),
+    (f"{PATH}.stop.token_ids", "sampling_params.stop_token_ids"),
+    (f"{PATH}.logprobs.top_n", "sampling_params.logprobs"),
+    (f"{PATH}.token_ids.ids", "tokenized.input_ids"),
+    (f"{PATH}.token_ids", "tokenized.input_ids"),
+    (f"{PATH}.", ""),
+    (PATH, "input"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a gateway asks for."""
+
+    message: request_pb2.GenerationRequest  # what the service itself does of it
+    stops: tuple[str, ...]
+    stop_ids: frozenset[int]
+    stream: bool
+    logprobs: bool  # of the chosen tokens
+    top_logprobs: bool  # and the likeliest one, which counts as the chosen one, as in chairlift.v1
+
+
+def asked_of(request: Any) -> Asked:
+    """What a GenerateRequest asks for. Raises ServiceError, naming every field that cannot be honoured.
+
+    Zeros of fields without presence mean unset, as the protocol has it: top_p 0 is 1, n 0 is 1.
+    """
+    params, faults = request.sampling_params, Faults()
+    _refuse_others(request, path="", honoured=_HONOURED, faults=faults)
+    _refuse_others(params, path="sampling_params.", honoured=_HONOURED_SAMPLING, faults=faults)
+    _check_stops(params.stop, faults=faults)
+    if params.seed < 0:
+        faults.add("sampling_params.seed", f"must be at least 0, is {params.seed}")
+    if not -1 < params.logprobs <= 1:
+        text = f"this version returns the chosen token's log-probability only: 0 or 1, not {params.logprobs}"
+        faults.add("sampling_params.logprobs", text, Reason.UNSUPPORTED_OPTION)
+    faults.raise_any()
+    logprobs = params.HasField("logprobs")
+    return Asked(
+        message=_message(request, want_text=bool(params.stop), want_logprobs=logprobs),
+        stops=tuple(params.stop),
+        stop_ids=frozenset(params.stop_token_ids),
+        stream=request.stream,
+        logprobs=logprobs,
+        top_logprobs=logprobs and params.logprobs == 1,
+    )
+
+
+def told(error: ServiceError) -> ServiceError:
+    """A refusal of the service's own message as the gateway is told it: by the fields of its own.
+
+    A service that is about to end is UNAVAILABLE here: at FAILED_PRECONDITION a gateway would not try another one.
+    """
+    if error.reason is Reason.DRAINING:
+        return ServiceError(Reason.SHUTTING_DOWN, error.message)
+    if not error.violations:
+        return error
+    renamed = [Violation(_renamed(each.field), each.description, each.reason) for each in error.violations]
+    return errors.from_violations(renamed, metadata=error.metadata)
+
+
+def _message(request: Any, *, want_text: bool, want_logprobs: bool) -> request_pb2.GenerationRequest:
+    params = request.sampling_params
+    message = request_pb2.GenerationRequest(
+        request_id=request.request_id,
+        stop=request_pb2.StopParams(token_ids=params.stop_token_ids, ignore_eos=params.ignore_eos),
+        output=request_pb2.OutputParams(text=want_text, token_ids=True, skip_special_tokens=params.skip_special_tokens),
+    )
+    match request.WhichOneof("input"):
+        case "tokenized":
+            message.token_ids.ids.extend(request.tokenized.input_ids)
+        case "text":
+            message.text = request.text
+    if params.HasField("max_tokens"):
+        message.max_new_tokens = params.max_tokens
+    if params.HasField("seed"):
+        message.seed = params.seed
+    if want_logprobs:
+        message.logprobs.top_n = 1
+    _set_sampling(message.sampling, params)
+    return message
+
+
+def _set_sampling(sampling: request_pb2.SamplingParams, params: Any) -> None:
+    """A temperature says all of it, with filters that are off where they are zero; without one the model's own hold."""
+    whole = params.HasField("temperature")
+    if whole:
+        sampling.temperature = params.temperature
+    if whole or params.top_p:
+        sampling.top_p = params.top_p or 1.0
+    if whole or params.top_k:
+        sampling.top_k = params.top_k
+    if whole or params.min_p:
+        sampling.min_p = params.min_p
+
+
+def _refuse_others(message: Message, *, path: str, honoured: frozenset[str], faults: Faults) -> None:
+    for field, value in message.ListFields():
+        if field.name not in honoured and _NEUTRAL.get(field.name) != value:
+            faults.add(f"{path}{field.name}", "is not supported by this version", Reason.UNSUPPORTED_OPTION)
+    for unknown in UnknownFieldSet(message):
+        text = "is not known to this version"
+        faults.add(f"{path}{unknown.field_number}", text, Reason.UNSUPPORTED_OPTION)
+
+
+def _check_stops(stops: Sequence[str], *, faults: Faults) -> None:
+    if len(stops) > MAX_STOPS:
+        faults.add("sampling_params.stop", f"has {len(stops)} strings, at most {MAX_STOPS}")
+        return
+    for i, stop in enumerate(stops):
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            faults.add(f"sampling_params.stop[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters, has {len(stop)}")
+
+
+def _renamed(field: str) -> str:
+    for own, theirs in _FIELDS:
+        if field.startswith(own):
+            return theirs + field.removeprefix(own)
+    return field

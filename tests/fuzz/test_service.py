@@ -24,6 +24,7 @@ from chairlift_client import Client
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 from support.live_server import LiveServer, live_server
 from support.mutation import MessageMutator, Mutator
 from support.served import refusal_of
@@ -82,6 +83,16 @@ METHODS: dict[str, list[Message]] = {
     "chairlift.v1.InfoService/GetModel": [info_service_pb2.GetModelRequest()],
     "chairlift.v1.InfoService/GetServer": [info_service_pb2.GetServerRequest()],
     "chairlift.v1.InfoService/WatchStats": [info_service_pb2.WatchStatsRequest(interval={"nanos": 50_000_000})],
+    "vllm.grpc.engine.VllmEngine/Generate": [
+        vllm_engine_pb2.GenerateRequest(tokenized={"input_ids": [5, 6, 300, 7]}, sampling_params=each, stream=True)
+        for each in (
+            {"max_tokens": 3, "temperature": 0.0, "top_p": 1.0, "n": 1, "logprobs": 1},
+            {"max_tokens": 3, "temperature": 0.7, "seed": 5, "stop": ["a", "bc"], "stop_token_ids": [7]},
+        )
+    ],
+    "vllm.grpc.engine.VllmEngine/Abort": [vllm_engine_pb2.AbortRequest(request_ids=["a", "b"])],
+    "vllm.grpc.engine.VllmEngine/GetLoads": [vllm_engine_pb2.GetLoadsRequest(include=["core"])],
+    "vllm.grpc.engine.VllmEngine/GetTokenizer": [common_pb2.GetTokenizerRequest()],
     "grpc.health.v1.Health/Check": [health_pb2.HealthCheckRequest(service="chairlift.v1.GenerationService")],
     "grpc.health.v1.Health/List": [health_pb2.HealthListRequest()],
     "grpc.health.v1.Health/Watch": [health_pb2.HealthCheckRequest()],
@@ -92,7 +103,7 @@ METHODS: dict[str, list[Message]] = {
         reflection_pb2.ServerReflectionRequest(list_services="x")
     ],
 }
-STREAMS = ("/Generate", "/Result", "/WatchStats", "/Watch", "/ServerReflectionInfo")
+STREAMS = ("/Generate", "/GetTokenizer", "/Result", "/WatchStats", "/Watch", "/ServerReflectionInfo")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from chairlift_service.text.tokenizer import MAX_FILE_BYTES, Tokenizer
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from smg_grpc_proto.generated import vllm_engine_pb2
 from support.serve_fake import COMMAND_LINE
 from support.tokenizer_files import byte_level
 from tokenizers import Regex, pre_tokenizers
@@ -98,7 +99,7 @@ def call(running: Running, method: str, message: Message | bytes) -> tuple[str, 
     data = message if isinstance(message, bytes) else message.SerializeToString()
     make = running.channel.unary_stream if method.endswith("/Generate") else running.channel.unary_unary
     try:
-        answer: Any = make(f"/chairlift.v1.{method}")(data, timeout=120)
+        answer: Any = make(f"/{method}" if "." in method else f"/chairlift.v1.{method}")(data, timeout=120)
         if method.endswith("/Generate"):
             list(answer)
     except grpc.RpcError as error:
@@ -195,6 +196,34 @@ def test_the_largest_messages_are_refused_by_field_and_health_answers_meanwhile(
     make, code, reason, field = MILLIONS[name]
     found = call(running, "GenerationService/Generate", make())
     assert found == (code, reason, [field] if field else [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "unknown", "reason", "field"),
+    [
+        ({"tokenized": {"input_ids": [5] * 10_000_000}}, b"", "PROMPT_TOO_LONG", "tokenized.input_ids"),
+        (
+            {"tokenized": {"input_ids": [5]}, "sampling_params": {"stop_token_ids": [6] * 10_000_000}},
+            b"",
+            "INVALID_VALUE",
+            "sampling_params.stop_token_ids",
+        ),
+        (
+            {"tokenized": {"input_ids": [5]}, "sampling_params": {"stop": ["x"] * 5_000_000}},
+            b"",
+            "INVALID_VALUE",
+            "sampling_params.stop",
+        ),
+        ({"tokenized": {"input_ids": [5]}}, b"\xf8\x07\x01" * 5_000_000, "UNSUPPORTED_OPTION", "GenerateRequest"),
+    ],
+    ids=["ids", "stop ids", "stops", "unknown fields"],
+)
+def test_the_largest_messages_of_gateways_are_refused_by_field_and_health_answers_meanwhile(
+    running: Running, fields: dict[str, Any], unknown: bytes, reason: str, field: str
+) -> None:
+    data = vllm_engine_pb2.GenerateRequest(**fields).SerializeToString() + unknown
+    found = call(running, "vllm.grpc.engine.VllmEngine/Generate", data)
+    assert found == ("INVALID_ARGUMENT", reason, [field])
 
 
 def test_messages_in_messages_without_end_are_unreadable_or_have_no_input(running: Running) -> None:

@@ -150,7 +150,7 @@ class MessageMutator:
         field = self._random.choice(fields)
         value: Any = getattr(message, field.name)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            value[self._random.choice(_TEXTS)] = self._random.choice(_TEXTS)
+            self._change_map(field, value)
         elif field.is_repeated:
             self._change_repeated(field, value)
         elif field.message_type is not None:
@@ -160,6 +160,14 @@ class MessageMutator:
             message.ClearField(field.name)
         else:
             setattr(message, field.name, self._scalar(field))
+
+    def _change_map(self, field: FieldDescriptor, values: Any) -> None:
+        of_entry = field.message_type.fields_by_name
+        key = self._scalar(of_entry["key"])
+        if of_entry["value"].message_type is not None:
+            self._change(values[key])
+        else:
+            values[key] = self._scalar(of_entry["value"])
 
     def _change_repeated(self, field: FieldDescriptor, values: Any) -> None:
         for _ in range(self._random.choice((1, 1, 3, 70))):

@@ -216,11 +216,13 @@ async def test_the_only_rank_may_be_named(served: Served) -> None:
     await answers(stub(served).Generate(request))
 
 
-async def test_a_field_of_a_newer_protocol_is_refused(served: Served) -> None:
+@pytest.mark.parametrize("part", ["", "sampling_params", "tokenized"])
+async def test_a_field_of_a_newer_protocol_is_refused(served: Served, part: str) -> None:
     request = asked(*PROMPT)
-    request.sampling_params.MergeFromString(b"\xf8\x07\x01")  # field 127, varint 1
+    (getattr(request, part) if part else request).MergeFromString(b"\xf8\x07\x01")  # field 127, varint 1
     refused = await refusal(stub(served).Generate(request))
-    assert (refused.reason, refused.fields) == ("UNSUPPORTED_OPTION", ("sampling_params.127",))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_OPTION")
+    assert refused.fields == ("GenerateRequest",)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +230,8 @@ async def test_a_field_of_a_newer_protocol_is_refused(served: Served) -> None:
     [
         (asked(), "EMPTY_PROMPT", "tokenized.input_ids"),
         (asked(*[5] * CACHE_LEN, 5), "PROMPT_TOO_LONG", "tokenized.input_ids"),
+        (asked(*[5] * (CONTEXT_LEN + 1)), "PROMPT_TOO_LONG", "tokenized.input_ids"),
+        (asked(5, stop_token_ids=[5] * 513), "INVALID_VALUE", "sampling_params.stop_token_ids"),
         (asked(5, 6, 7000), "UNKNOWN_TOKEN_ID", "tokenized.input_ids[2]"),
         (asked(5, stop_token_ids=[6, 7000]), "UNKNOWN_TOKEN_ID", "sampling_params.stop_token_ids[1]"),
         (asked(5, temperature=-1), "INVALID_VALUE", "sampling_params.temperature"),

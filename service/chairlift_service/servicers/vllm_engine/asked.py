@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from chairlift.v1 import request_pb2
+from chairlift_worker.ipc.messages import ModelCardMsg
 from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from chairlift_service import errors
 from chairlift_service.errors import Reason, ServiceError, Violation
@@ -52,13 +52,12 @@ class Asked:
 
     message: request_pb2.GenerationRequest  # what the service itself does of it
     stops: tuple[str, ...]
-    stop_ids: frozenset[int]
     stream: bool
     logprobs: bool  # of the chosen tokens
     top_logprobs: bool  # and the likeliest one, which counts as the chosen one, as in chairlift.v1
 
 
-def asked_of(request: Any) -> Asked:
+def asked_of(request: Any, model: ModelCardMsg) -> Asked:
     """What a GenerateRequest asks for. Raises ServiceError, naming every field that cannot be honoured.
 
     Zeros of fields without presence mean unset, as the protocol has it: top_p 0 is 1, n 0 is 1.
@@ -66,6 +65,8 @@ def asked_of(request: Any) -> Asked:
     params, faults = request.sampling_params, Faults()
     _refuse_others(request, path="", honoured=_HONOURED, faults=faults)
     _refuse_others(params, path="sampling_params.", honoured=_HONOURED_SAMPLING, faults=faults)
+    _refuse_unknown(request, faults=faults)
+    _check_lengths(request, model=model, faults=faults)
     _check_stops(params.stop, faults=faults)
     if params.seed < 0:
         faults.add("sampling_params.seed", f"must be at least 0, is {params.seed}")
@@ -77,7 +78,6 @@ def asked_of(request: Any) -> Asked:
     return Asked(
         message=_message(request, want_text=bool(params.stop), want_logprobs=logprobs),
         stops=tuple(params.stop),
-        stop_ids=frozenset(params.stop_token_ids),
         stream=request.stream,
         logprobs=logprobs,
         top_logprobs=logprobs and params.logprobs == 1,
@@ -136,9 +136,27 @@ def _refuse_others(message: Message, *, path: str, honoured: frozenset[str], fau
     for field, value in message.ListFields():
         if field.name not in honoured and _NEUTRAL.get(field.name) != value:
             faults.add(f"{path}{field.name}", "is not supported by this version", Reason.UNSUPPORTED_OPTION)
-    for unknown in UnknownFieldSet(message):
-        text = "is not known to this version"
-        faults.add(f"{path}{unknown.field_number}", text, Reason.UNSUPPORTED_OPTION)
+
+
+def _refuse_unknown(request: Message, *, faults: Faults) -> None:
+    """Fields of a newer protocol, wherever they are. There may be millions: they are not looked at one by one."""
+    known = type(request)()
+    known.CopyFrom(request)
+    known.DiscardUnknownFields()
+    if known.ByteSize() != request.ByteSize():
+        text = "has fields that this version does not know"
+        faults.add(request.DESCRIPTOR.name, text, Reason.UNSUPPORTED_OPTION)
+
+
+def _check_lengths(request: Any, *, model: ModelCardMsg, faults: Faults) -> None:
+    """Refuses lists that can be of no use before they are copied: all else about them is looked at later."""
+    num_ids, num_stops = len(request.tokenized.input_ids), len(request.sampling_params.stop_token_ids)
+    if num_ids > model.context_len:
+        text = f"{num_ids} prompt tokens exceed the context of {model.context_len}"
+        faults.add("tokenized.input_ids", text, Reason.PROMPT_TOO_LONG)
+    if num_stops > model.vocab_size:
+        text = f"has {num_stops} ids, more than the {model.vocab_size} tokens that there are"
+        faults.add("sampling_params.stop_token_ids", text)
 
 
 def _check_stops(stops: Sequence[str], *, faults: Faults) -> None:

@@ -83,7 +83,8 @@ class Output:
             return _pb.GenerateResponse(complete=complete)
         finished = events.finished(generation, ending)
         complete.finish_reason = _FINISH_REASONS[finished.reason]
-        if finished.stop.token_id in self._asked.stop_ids and finished.HasField("stop"):  # EOS is no stop of a caller's
+        # EOS is no stop of a caller's.
+        if finished.HasField("stop") and finished.stop.token_id in self._asked.message.stop.token_ids:
             complete.matched_token_id = finished.stop.token_id
         return _pb.GenerateResponse(complete=complete)
 

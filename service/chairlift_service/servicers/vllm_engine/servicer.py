@@ -79,8 +79,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         """
         self._received_s = time.time()
         log_under(request.request_id)
-        asked = asked_of(request)
-        with await self._own(asked, context) as lease:
+        asked, lease = await self._own(request, context)
+        with lease:
             (generation,) = lease.generations
             output = Output(generation=generation, asked=asked)
             endings_only = not (asked.stream or asked.stops)
@@ -150,8 +150,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 chunk.sha256 = fingerprint(data)
             await context.write(chunk)
 
-    async def _own(self, asked: Asked, context: CallContext) -> Lease:
+    async def _own(self, request: Any, context: CallContext) -> tuple[Asked, Lease]:
         try:
+            asked = asked_of(request, self._lifecycle.accepting().card)
             lease = await self._intake.own(
                 asked.message,
                 path=PATH,
@@ -161,4 +162,4 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         except ServiceError as error:
             raise told(error) from error
         log_under(lease.generations[0].request_id)
-        return lease
+        return asked, lease

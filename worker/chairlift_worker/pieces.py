@@ -23,6 +23,8 @@ from chairlift_worker.sampling import Sampler
 
 # Steps after one that found no memory whose passes stay as small as those that found some.
 CAREFUL_STEPS: Final = 256
+# Passes of so few tokens are tried as they are: what they take is little, and many of them would take long.
+LEAST_LIMIT: Final = 16
 NO_MEMORY: Final = "INTERNAL: there was not enough memory to compute this request."
 
 _log = structlog.get_logger(__name__)
@@ -107,7 +109,7 @@ class Pieces:
 
     def _be_careful(self, plan: StepPlan, fitting: int) -> None:
         """Bounds the passes to come: in this step those of `fitting` tokens found memory, and larger ones did not."""
-        limit = fitting or 1
+        limit = max(fitting, LEAST_LIMIT)
         if not self._careful_steps or limit < self._max_tokens:
             _log.warning(
                 "a step found no memory: for a while steps are computed in smaller pieces",

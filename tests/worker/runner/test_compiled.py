@@ -304,6 +304,36 @@ def test_code_that_fails_while_it_serves_is_left_for_good_and_the_step_is_made_a
     assert calls == 5
 
 
+@pytest.mark.usefixtures("_unregistered")
+def test_code_that_finds_no_memory_says_so_and_stays() -> None:
+    is_short = False
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+        def code(*arguments: Any) -> Any:
+            if is_short:
+                raise MemoryError("for now")
+            return graph(*arguments)
+
+        return code
+
+    desk = PassDesk(tiny_model("llama"), both(registered(backend, dynamic=True)))
+    sequence = desk.sequence(some_ids(9))
+    desk.step(sequence.row(3))
+    before = num_codes()
+    row = sequence.row(4)
+    with capture_logs() as logs:
+        is_short = True
+        with pytest.raises(MemoryError, match="for now"):
+            desk.step(row)
+        is_short = False
+        logits = desk.step(row)
+    assert not logs
+    assert num_codes() == before
+    assert not desk.runner._forward._varlen.has_failed
+    expected = reference_logits(tiny_model("llama"), some_ids(9)[:7])[-1]
+    torch.testing.assert_close(logits[0], expected, atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("options", "cause"),
     [

@@ -44,15 +44,15 @@ SOAK_WORKLOADS ?= 5000
 SOAK_SECONDS ?= 3600
 soak: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/properties/test_engine.py -s --workloads=$(SOAK_WORKLOADS)
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/stress/test_memory.py -s --soak-seconds=$(SOAK_SECONDS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/stress/test_memory.py -s --full --soak-seconds=$(SOAK_SECONDS)
 
-# Ten minutes of random faults under random callers, then the worker killed twenty times under 64 streams; `make test`
-# has 90 seconds of the one and three of the other.
+# Ten minutes of random faults under random callers, then the worker killed twenty times under 64 streams, and all that
+# can befall either process in all modes; `make test` has 90 seconds of the first, and some of the others.
 CHAOS_SECONDS ?= 600
 chaos: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -s tests/stress/test_chaos.py \
-		tests/blackbox/test_replacement.py tests/service/test_succession.py \
-		--chaos-seconds=$(CHAOS_SECONDS) --kills=20
+		tests/blackbox/test_replacement.py tests/blackbox/test_failed_requests.py tests/blackbox/test_service_killed.py \
+		tests/service/test_succession.py --full --chaos-seconds=$(CHAOS_SECONDS) --kills=20
 
 # Damaged bytes for rings, messages and calls, other ones each time; `make test` has twenty seconds of it, the same each
 # time. What fails names its seed: make fuzz FUZZ_SEED=...

@@ -29,8 +29,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--soak-seconds", type=int, default=20, help="how long the sizes of the processes are watched")
     parser.addoption("--chaos-seconds", type=int, default=90, help="how long random faults meet random callers")
+    parser.addoption("--full", action="store_true", help="with the tests that only `make chaos` and `make soak` run")
     parser.addoption(
         "--every-language",
         action="store_true",
         help="fail, instead of skipping, where what a client in another language needs is not installed",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked `full`, unless asked for: more states and modes of what shorter tests show, too."""
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("full")]

@@ -27,7 +27,16 @@ MODES = {
     "drafts": ("--speculative", "ngram"),
     "module": ("--model-impl", "transformers", "--attn-implementation", "sdpa"),
 }
-EVERY_MODE = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+
+
+def every_mode(usual: str) -> pytest.MarkDecorator:
+    """All modes, of which `make test` takes the usual one."""
+    modes = [
+        pytest.param(args, id=name, marks=() if name == usual else pytest.mark.full) for name, args in MODES.items()
+    ]
+    return pytest.mark.parametrize("mode", modes)
+
+
 PREFIX = [4 + i * i * 7 % 370 for i in range(17)]
 
 
@@ -85,7 +94,7 @@ def footprint(server: LiveServer, mode: tuple[str, ...]) -> Footprint | None:
     return None if mode == MODES["two steps"] else Footprint.of(server)
 
 
-@EVERY_MODE
+@every_mode("two steps")
 def test_a_requests_failure_ends_it_alone(mode: tuple[str, ...]) -> None:
     faults = "nan:4:6,sample:6:9,nan:8:0"  # the service's requests, each at one of its tokens
     expected = {("NUMERICAL_ERROR", 6), ("POISONED_REQUEST", 9), ("NUMERICAL_ERROR", 0)}
@@ -108,7 +117,7 @@ def test_a_requests_failure_ends_it_alone(mode: tuple[str, ...]) -> None:
         assert_idle(server, before)
 
 
-@EVERY_MODE
+@every_mode("drafts")
 def test_steps_that_find_no_memory_cost_nobody_a_token(mode: tuple[str, ...]) -> None:
     faults = "alloc:3,memory:5,memory:12"
     with live_server(tiny_model(MODEL), *SIZES, *mode, "--fault-injection", f"{SLOW},{faults}") as server:
@@ -118,7 +127,13 @@ def test_steps_that_find_no_memory_cost_nobody_a_token(mode: tuple[str, ...]) ->
         assert 1 <= server.log().count("a step found no memory") <= 3
 
 
-@pytest.mark.parametrize("mode", [MODES["one step"], MODES["two steps"]], ids=["one step", "two steps"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(MODES["one step"], id="one step"),
+        pytest.param(MODES["two steps"], id="two steps", marks=pytest.mark.full),
+    ],
+)
 def test_where_there_is_no_memory_at_all_the_steps_requests_fail_and_the_worker_serves_on(
     mode: tuple[str, ...],
 ) -> None:
@@ -140,11 +155,11 @@ def test_where_there_is_no_memory_at_all_the_steps_requests_fail_and_the_worker_
 @pytest.mark.parametrize(
     ("faults", "restarts"),
     [
-        ("forward:7", 1),
+        pytest.param("forward:7", 1, marks=pytest.mark.full),
         ("crash:3", 1),  # in the midst of the first prompts, whose pages are being written
         ("torn:9", 1),
         ("hang:7", 1),
-        ("ring_full:40:5,slow_step:6:500", 0),
+        pytest.param("ring_full:40:5,slow_step:6:500", 0, marks=pytest.mark.full),
     ],
 )
 def test_whatever_befalls_the_worker_in_a_step_every_stream_is_whole(faults: str, restarts: int) -> None:
@@ -170,7 +185,9 @@ def test_a_request_that_kills_its_worker_ends_and_its_neighbours_do_not() -> Non
         assert assert_idle(server).statistics["worker_restarts"] == 2
 
 
-@pytest.mark.parametrize("text", ["explode:3", "crash", "memory:1:2:3"])
+@pytest.mark.parametrize(
+    "text", ["explode:3", *(pytest.param(text, marks=pytest.mark.full) for text in ("crash", "memory:1:2:3"))]
+)
 def test_faults_that_do_not_exist_are_refused_at_start_in_one_line(text: str) -> None:
     with pytest.raises(AssertionError) as caught, live_server(tiny_model(MODEL), "--fault-injection", text):
         pass

@@ -185,6 +185,7 @@ async def test_in_bfloat16_nothing_that_was_sent_changes() -> None:
         assert_idle(server)
 
 
+@pytest.mark.full
 async def test_a_request_in_the_batch_at_two_deaths_ends_and_the_next_one_is_served() -> None:
     with live_server(tiny_model("llama"), "--dtype", "float32", "--fault-injection", "slow:20") as server:
         async with AsyncClient(server.target) as client:

@@ -68,8 +68,12 @@ def bring_about(state: str, server: LiveServer, client: Client) -> None:
             time.sleep(0.002)
 
 
+FULL = ("idle", "prefilling", "draining", "dead workers")
+
+
 @pytest.mark.parametrize(
-    "state", ["idle", "prefilling", "decoding", "swapped", "draining", "replacing its worker", "dead workers"]
+    "state",
+    ["decoding", "swapped", "replacing its worker", *(pytest.param(state, marks=pytest.mark.full) for state in FULL)],
 )
 def test_kill_9_of_the_service_takes_the_worker_with_it(state: str) -> None:
     before = leftovers()
@@ -86,7 +90,9 @@ def test_kill_9_of_the_service_takes_the_worker_with_it(state: str) -> None:
             assert client.complete([5, 6], max_new_tokens=3, **GREEDY).usage.generated_tokens == 3
 
 
-@pytest.mark.parametrize("after_s", [0.1, 1.0, 3.0])  # starting, importing torch, loading or warming
+@pytest.mark.parametrize(
+    "after_s", [1.0, *(pytest.param(after_s, marks=pytest.mark.full) for after_s in (0.1, 3.0))]
+)  # starting, importing torch, loading or warming
 def test_kill_9_while_the_model_is_loaded_takes_the_worker_with_it(after_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix="cl-") as folder:
         process = subprocess.Popen(

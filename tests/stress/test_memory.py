@@ -73,6 +73,7 @@ async def complete_for(server: LiveServer, seconds: float, *, rest_s: float) -> 
     return found
 
 
+@pytest.mark.full
 @pytest.mark.timeout(7200)
 def test_resident_sizes_stay_flat(pytestconfig: pytest.Config) -> None:
     """The last quarter of the time within 2 % of the second; the first is for what is made once."""

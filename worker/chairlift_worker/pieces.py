@@ -57,9 +57,21 @@ class Pieces:
     def compute(self, plan: StepPlan, carried: Mapping[int, int]) -> tuple[RowResult, ...]:
         """The results of a plan's rows, in their order. What the model raises for other reasons passes through."""
         self.last_times = PassTimes()
+        limit = self._take_limit(plan)
+        if plan.num_tokens > limit:
+            return self._compute_pieces(plan, carried, limit, is_short=False)
+        results = self._try(plan, carried)
+        if results is not None:
+            return results
+        _let_go()  # what nobody uses may be enough
+        return self._compute_pieces(plan, carried, _half(plan), is_short=True)
+
+    def _compute_pieces(
+        self, plan: StepPlan, carried: Mapping[int, int], limit: int, *, is_short: bool
+    ) -> tuple[RowResult, ...]:
+        """The same in passes of at most `limit` tokens. `is_short`: a pass of this step has found no memory already."""
         results: dict[int, tuple[RowResult, ...]] = {}
-        todo = in_pieces(plan, self._take_limit(plan))[::-1]
-        is_short, fitting = False, 0
+        todo, fitting = in_pieces(plan, limit)[::-1], 0
         while todo:
             piece = _without(todo.pop(), results)
             if piece is None:
@@ -70,12 +82,12 @@ class Pieces:
                 for result in sampled:
                     results[result.uid] = (*results.get(result.uid, ()), result)
                 continue
-            smaller = in_pieces(piece, -(-piece.num_tokens // 2))
+            smaller = in_pieces(piece, _half(piece))
             if is_short and len(smaller) == 1:
                 results[piece.rows[0].uid] = (failed_row(piece.rows[0].uid, NO_MEMORY),)
                 continue
             if not is_short:
-                _let_go()  # what nobody uses may be enough
+                _let_go()
             is_short = True
             todo += smaller[::-1]
         if is_short:
@@ -126,6 +138,10 @@ def _without(piece: StepPlan, failed: Container[int]) -> StepPlan | None:
     """What is left of a piece without the rests of rows that have failed; None if nothing is."""
     rows = tuple([row for row in piece.rows if row.uid not in failed])
     return StepPlan(step=piece.step, rows=rows) if rows else None
+
+
+def _half(plan: StepPlan) -> int:
+    return -(-plan.num_tokens // 2)
 
 
 def _let_go() -> None:

@@ -158,7 +158,7 @@ def test_where_there_is_no_memory_at_all_the_steps_requests_fail_and_the_worker_
         pytest.param("forward:7", 1, marks=pytest.mark.full),
         ("crash:3", 1),  # in the midst of the first prompts, whose pages are being written
         ("torn:9", 1),
-        ("hang:7", 1),
+        pytest.param("hang:7", 1, marks=pytest.mark.full),
         pytest.param("ring_full:40:5,slow_step:6:500", 0, marks=pytest.mark.full),
     ],
 )

@@ -172,6 +172,7 @@ async def test_held_and_paused_requests_are_carried_over(server: LiveServer) -> 
     assert_idle(server)
 
 
+@pytest.mark.full
 async def test_in_bfloat16_nothing_that_was_sent_changes() -> None:
     """Computing again rounds differently, so that what follows may differ; no index is lost, doubled or sent twice."""
     with live_server(tiny_model("llama"), "--dtype", "bfloat16", *CRAMPED) as server:

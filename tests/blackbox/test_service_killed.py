@@ -68,12 +68,12 @@ def bring_about(state: str, server: LiveServer, client: Client) -> None:
             time.sleep(0.002)
 
 
-FULL = ("idle", "prefilling", "draining", "dead workers")
+FULL = ("idle", "prefilling", "swapped", "draining", "dead workers")
 
 
 @pytest.mark.parametrize(
     "state",
-    ["decoding", "swapped", "replacing its worker", *(pytest.param(state, marks=pytest.mark.full) for state in FULL)],
+    ["decoding", "replacing its worker", *(pytest.param(state, marks=pytest.mark.full) for state in FULL)],
 )
 def test_kill_9_of_the_service_takes_the_worker_with_it(state: str) -> None:
     before = leftovers()
@@ -113,7 +113,7 @@ def test_kill_9_while_the_model_is_loaded_takes_the_worker_with_it(after_s: floa
         expect_gone(workers)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_to_every_process_drains_and_ends_well(number: signal.Signals) -> None:
     """As service managers send it: systemd stops a unit with SIGTERM to all of its processes."""
     with live_server(tiny_model("llama"), "--dtype", "float32") as server:

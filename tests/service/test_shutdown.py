@@ -202,7 +202,7 @@ async def test_a_worker_that_cannot_start_is_reported_in_one_line(script: dict[s
         code, out, errors = await running.end(timeout_s=15)
         assert (code, out) == (1, "")
         assert [error for error in errors if error.startswith("chairlift-serve:")] == [errors[-1]]
-        assert errors[-1].startswith(f"chairlift-serve: {line}")
+        assert errors[-1] == f"chairlift-serve: {line}"
         assert not (running.folder / "s").exists()
 
 

@@ -60,6 +60,8 @@ class Tokenizer:
         try:
             _check_size(path)
             backend = tokenizers.Tokenizer.from_file(str(path))
+        except OSError as error:
+            raise ValueError(f"cannot read the tokenizer {path}: {error.strerror}") from error
         except Exception as error:
             raise ValueError(f"cannot read the tokenizer {path}: {error}") from error
         config_path = Path(folder) / "tokenizer_config.json"

@@ -28,8 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how often the worker is killed under 64 streams; each takes some ten seconds",
     )
     parser.addoption("--soak-seconds", type=int, default=20, help="how long the sizes of the processes are watched")
-    parser.addoption("--chaos-seconds", type=int, default=90, help="how long random faults meet random callers")
-    parser.addoption("--full", action="store_true", help="with the tests that only `make chaos` and `make soak` run")
+    parser.addoption("--chaos-seconds", type=int, default=45, help="how long random faults meet random callers")
+    parser.addoption("--full", action="store_true", help="with the tests that `make test` leaves out")
     parser.addoption(
         "--every-language",
         action="store_true",

@@ -58,7 +58,7 @@ def stream_all(server: LiveServer, numbers: range) -> dict[int, tuple[list[int],
     return answers
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3", marks=pytest.mark.full)])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_gives_transformers_ids(mode: str, kind: str) -> None:
     folder, numbers = tiny_model(kind), range(10)

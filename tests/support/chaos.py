@@ -77,6 +77,14 @@ class Chaos:
             group.create_task(self._break_on(client))
         return self.findings
 
+    async def do_everything_once(self) -> None:
+        """Each kind of caller, and as many at once as there will be: what is made at the first use is there then."""
+        async with AsyncClient(self._server.target) as client:
+            for _ in range(2):
+                await self._burst(client)
+                await self._storm(client)
+        await self.run(5)
+
     async def _call_on(self, client: AsyncClient) -> None:
         """One caller after the other."""
         kinds = (self._stream, self._complete, self._detach, self._leave, self._cancel, self._hurry, self._dawdle)

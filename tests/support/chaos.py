@@ -185,11 +185,12 @@ class Chaos:
         return "LENGTH"
 
     async def _break_on(self, client: AsyncClient) -> None:
-        """One fault after the other."""
+        """One fault after the other: the worker killed, then stopped, then any."""
         faults = (self._kill_worker, self._kill_worker, self._stop_worker, self._kill_caller, self._burst, self._storm)
+        first: list[Callable[[AsyncClient], Awaitable[None]]] = [self._stop_worker, self._kill_worker]
         while time.monotonic() < self._until:
             await asyncio.sleep(self._rng.uniform(*FAULT_EVERY_S))
-            fault: Callable[[AsyncClient], Awaitable[None]] = self._rng.choice(faults)
+            fault = first.pop() if first else self._rng.choice(faults)
             self.findings.faults[fault.__name__.strip("_").replace("_", " ")] += 1
             await fault(client)
 

@@ -152,7 +152,7 @@ def test_code_that_was_made_in_the_first_thread_serves_in_the_one_that_runs_the_
 
 @with_inductor
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3", marks=pytest.mark.full)])
 def test_compiled_by_inductor_the_module_has_the_models_own_logits(kind: str, cache_home: Path) -> None:
     desk = PassDesk(tiny_model(kind), both(INDUCTOR))
     with capture_logs() as logs:
@@ -162,6 +162,7 @@ def test_compiled_by_inductor_the_module_has_the_models_own_logits(kind: str, ca
     assert list((cache_home / "chairlift" / "inductor").iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_second_start_with_the_same_cache_folder_makes_no_code_anew(cache_home: Path) -> None:
     script = textwrap.dedent(f"""

@@ -13,6 +13,7 @@ from typing import Final
 from chairlift.v1 import event_pb2, request_pb2
 from chairlift_worker.ipc.messages import ModelCardMsg, SamplingMsg
 
+from chairlift_service import not_yet
 from chairlift_service.defaults import RequestDefaults
 from chairlift_service.errors import Reason
 from chairlift_service.faults import Faults
@@ -68,6 +69,7 @@ async def validate(
     per fault, NO_CHAT_TEMPLATE for a conversation without one, or QUEUE_FULL where too many texts wait.
     """
     faults = Faults()
+    not_yet.refuse(request, path=path, faults=faults)
     _check_names(request, path=path, faults=faults)
     sampling = _sampling(request, path=path, defaults=defaults, vocab_size=model.vocab_size, faults=faults)
     stop_ids = _stop_ids(request.stop, path=f"{path}.stop", model=model, faults=faults)

@@ -1,0 +1,43 @@
+"""Options that the API has and this version cannot honour: refused by name, never dropped."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from chairlift.v1 import request_pb2
+from google.protobuf.message import Message
+
+from chairlift_service.errors import Reason
+from chairlift_service.faults import Faults
+
+_NOT_YET: Final = (
+    "num_choices",
+    "constraint",
+    "sampling.repetition_penalty",
+    "sampling.presence_penalty",
+    "sampling.frequency_penalty",
+    "sampling.no_repeat_ngram_size",
+    "sampling.logit_bias",
+    "sampling.allowed_token_ids",
+    "sampling.banned_token_ids",
+    "sampling.banned_words",
+    "stop.strings",
+    "stop.include_stop",
+    "stop.min_new_tokens",
+    "logprobs.source",
+    "logprobs.prompt_top_n",
+    "output.stream_interval",
+    "output.echo",
+)
+
+
+def refuse(request: request_pb2.GenerationRequest, *, path: str, faults: Faults) -> None:
+    """Adds a fault for each of these that the request names."""
+    for name in _NOT_YET:
+        message: Message = request
+        field = name
+        if "." in name:
+            outer, field = name.split(".")
+            message = getattr(request, outer)
+        if any(descriptor.name == field for descriptor, _ in message.ListFields()):
+            faults.add(f"{path}.{name}", "this version does not know it", Reason.UNSUPPORTED_OPTION)

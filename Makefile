@@ -21,9 +21,10 @@ demo: $(INSTALLED)
 test: lint unit
 
 # Tests and the services that they start share the machine's cores: threads that spin while they wait would take them
-# from each other.
+# from each other. So many files of tests run side by side.
+TEST_JOBS ?= $(shell nproc)
 unit: $(INSTALLED_DEV)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests --numprocesses=$(TEST_JOBS) --dist=loadfile
 
 # With what `make test` leaves out to keep within its time: the same in more states and modes.
 full: $(INSTALLED_DEV)

@@ -76,9 +76,14 @@ async def complete_for(server: LiveServer, seconds: float, *, rest_s: float) -> 
 @pytest.mark.full
 @pytest.mark.timeout(7200)
 def test_resident_sizes_stay_flat(pytestconfig: pytest.Config) -> None:
-    """The last quarter of the time within 2 % of the second; the first is for what is made once."""
+    """The last quarter of the time within 2 % of the second; the first is for what is made once.
+
+    Tokens come at the pace of a real model. As fast as the tiny one has them a message is on its way nearly always, so
+    also when a call is cancelled, and then gRPC keeps some 200 bytes for ever (grpc/grpc#43360).
+    """
     seconds = pytestconfig.getoption("--soak-seconds")
-    with live_server(tiny_model("llama"), "--dtype", "float32", "--num-blocks", "256") as server:
+    pace = ("--fault-injection", "slow:20")
+    with live_server(tiny_model("llama"), "--dtype", "float32", "--num-blocks", "256", *pace) as server:
         asyncio.run(complete_many(server, 400, seed=1))
         found = asyncio.run(complete_for(server, seconds, rest_s=1.0 if seconds > 60 else 0.0))
         assert_idle(server)

@@ -10,7 +10,6 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import structlog
-from chairlift_worker.ipc.messages import ReadyMsg
 
 from chairlift_service.config import Configuration
 from chairlift_service.core import Core
@@ -126,10 +125,10 @@ class App:
     async def run(self) -> End:
         """Serves until the end."""
         await self._entrance.open()
-        ready = await self._until_first_signal(self._core.succession.start())
-        if ready is None:
+        model = await self._until_first_signal(self._start())
+        if model is None:
             return End.DRAINED
-        self._core.lifecycle.serve(self._served_model(ready))
+        self._core.lifecycle.serve(model)
         name = self._core.configuration.worker.model
         print(f"chairlift: serving {name} on {', '.join(map(str, self._entrance.addresses))}", flush=True)  # noqa: T201 - the one line
         sweeper = asyncio.create_task(self._sweep(), name="sweep of kept results")
@@ -157,11 +156,16 @@ class App:
         if self._tokenizer is not None:
             self._tokenizer.close()
 
-    def _served_model(self, ready: ReadyMsg) -> ServedModel:
-        """What is known of the model now. Raises WorkerStartError if the service cannot use what the worker tells."""
+    async def _start(self) -> ServedModel:
+        """Starts the worker: what is known of the model then.
+
+        Raises WorkerStartError if it does not start, or if the service cannot use what it tells.
+        """
+        ready = await self._core.succession.start()
         card, settings = ready.model, self._core.configuration
         try:
-            self._tokenizer = Tokenizer.load(card.tokenizer_dir)
+            # Seconds for a large vocabulary, in which health has to be answered.
+            self._tokenizer = await asyncio.to_thread(Tokenizer.load, card.tokenizer_dir)
             self._chat = ChatPrompts.load(card.tokenizer_dir, tokenizer=self._tokenizer)
             defaults = request_defaults(
                 card.generation_config,

@@ -41,7 +41,9 @@ def unpacked(status: status_pb2.Status, kind: type) -> list:
     return found
 
 
-@pytest.mark.parametrize(("code", "reason"), [(code, reason) for code, reasons in CODES.items() for reason in sorted(reasons)])
+@pytest.mark.parametrize(
+    ("code", "reason"), [(code, reason) for code, reasons in CODES.items() for reason in sorted(reasons)]
+)
 def test_each_reason_has_the_contracts_code(code: str, reason: Reason) -> None:
     error = ServiceError(reason, "m")
     assert error.code is grpc.StatusCode[code]

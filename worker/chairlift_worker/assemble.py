@@ -23,6 +23,7 @@ from chairlift_worker.ipc.messages import ReadyMsg
 from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.ipc.status import Phase
 from chairlift_worker.kv.memory import PagedMemory
+from chairlift_worker.memory_errors import is_out_of_memory
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.model.loader import load_model
 from chairlift_worker.model.weights import LiveWeights
@@ -71,7 +72,7 @@ def build(settings: WorkerSettings, channel: WorkerChannel, *, incarnation: int 
         _log.info("setting", name=entry.name, value=entry.value, reason=entry.reason)
     for warning in config.warnings:
         _log.warning(warning)
-    cache = PagedCache(layout=config.layout, num_sectors=config.num_blocks, dtype=model.dtype)
+    cache = _cache(config, model)
     depth = 2 if config.use_async_batching else 1  # steps in flight
     computation = make_computation(config, model, cache, num_inputs=depth)
     executor = _executor(config, computation.forward, cache, faults)
@@ -102,6 +103,15 @@ def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
         pipeline=Pipeline(executor=parts.executor, depth=parts.pipeline_depth),
         control=parts.control,
     )
+
+
+def _cache(config: WorkerConfig, model: LoadedModel) -> PagedCache:
+    try:
+        return PagedCache(layout=config.layout, num_sectors=config.num_blocks, dtype=model.dtype)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise SettingError(f"num_blocks = {config.num_blocks}: there is no memory for such a cache") from error
 
 
 def _executor(config: WorkerConfig, forward: Forward, cache: PagedCache, faults: Faults) -> ModelExecutor:

@@ -35,7 +35,7 @@ class Generation:
 
     It ends twice: once for its readers (`ending`), once for the service's books, when the worker has confirmed that
     nothing of it follows (the registry forgets it then). The registry and the dispatcher alone mutate it, and the
-    brake where that says so.
+    brake and the lease where that says so.
     """
 
     uid: int
@@ -46,6 +46,7 @@ class Generation:
     state: event_pb2.RequestState = event_pb2.REQUEST_STATE_WAITING
     ending: EndingMsg | ServiceError | None = None
     cancelled: bool = False  # a caller was told that it ends with CANCELLED
+    left: bool = False  # the call that owned it is over; the lease's
     unwanted: bool = False  # a detached one's result is not kept
     paused: bool = False  # the service is, and this with it
     num_full: int = 0  # readers whose buffer is full of it; the brake's

@@ -38,4 +38,5 @@ class Lease:
         generations, self.generations = self.generations, ()
         for generation in generations:
             if self._registry.live(generation.uid) is not None:
+                generation.left = True
                 self._port.cancel(generation.uid)

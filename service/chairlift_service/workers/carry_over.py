@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 import structlog
+from chairlift_worker.ipc.messages import EndingReason
 
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.requests.carried import resumed_message, untold_ending
@@ -76,6 +77,8 @@ class CarryOver:
         """Raises ServiceError as `Link.add`."""
         if generation.ending is not None:  # its readers have it; only the worker's word was missing
             self._registry.confirm(generation, generation.ending)
+        elif generation.cancelled or generation.left:  # the worker was lost before it had heard of that
+            self._dispatcher.end_here(generation.uid, EndingReason.CANCELLED)
         elif (reason := untold_ending(generation)) is not None:
             self._dispatcher.end_here(generation.uid, reason)
         else:

@@ -1,7 +1,8 @@
 import pytest
 from chairlift_worker.swap.pool import SwapPool
-from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 
 def test_full_is_a_value_and_takes_nothing() -> None:
@@ -38,16 +39,42 @@ def test_the_check_finds_a_slot_that_is_free_and_used() -> None:
         pool.check()
 
 
-@given(st.lists(st.integers(0, 6), max_size=30))
-def test_no_slot_is_ever_given_to_two(sizes: list[int]) -> None:
-    pool, held = SwapPool(num_slots=10), []
-    for size in sizes:
-        slots = pool.take(size)
-        pool.check()
-        if slots is None:
-            assert size > 10 - sum(map(len, held))
-            pool.give_back(held.pop(0))
-            continue
-        assert not set(slots) & {slot for other in held for slot in other}
-        held.append(slots)
-    assert pool.num_used == sum(map(len, held))
+class PoolAgainstModel(RuleBasedStateMachine):
+    """The pool against a list of who holds what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SwapPool(num_slots=10)
+        self.held: list[list[int]] = []
+
+    @rule(count=st.integers(0, 6))
+    def take(self, count: int) -> None:
+        taken = {slot for slots in self.held for slot in slots}
+        slots = self.pool.take(count)
+        if count > 10 - len(taken):
+            assert slots is None
+            return
+        assert slots is not None
+        assert len(set(slots)) == count
+        assert not set(slots) & taken, "a slot is given to two"
+        self.held.append(slots)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        """All of somebody's, or only some."""
+        slots = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        count = data.draw(st.integers(0, len(slots)))
+        self.pool.give_back(slots[:count])
+        if slots[count:]:
+            self.held.append(slots[count:])
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.pool.check()
+        assert self.pool.num_used == sum(map(len, self.held))
+        assert self.pool.num_free == 10 - self.pool.num_used
+
+
+TestPoolAgainstModel = PoolAgainstModel.TestCase
+TestPoolAgainstModel.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

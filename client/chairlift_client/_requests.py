@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypedDict
 
 from chairlift.v1 import generation_service_pb2, info_service_pb2, request_pb2
@@ -80,7 +80,8 @@ def generation_request(prompt: Prompt, options: GenerateOptions) -> request_pb2.
     given = {name: value for name, value in options.items() if value is not None}
     unknown = given.keys() - GenerateOptions.__annotations__.keys()
     if unknown:
-        raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
+        there_are = ", ".join(sorted(GenerateOptions.__annotations__))
+        raise TypeError(f"no such option: {', '.join(sorted(unknown))}; there are {there_are}")
     request = request_pb2.GenerationRequest()
     if isinstance(prompt, str):
         request.text = prompt
@@ -136,7 +137,10 @@ def _assign(message: object, field: str, value: object, *, name: str) -> None:
 
 def _extend(field: object, ids: object, *, name: str) -> None:
     """Append token ids of any integer type (numpy's, torch's) to a repeated field."""
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+    ids = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str | bytes) else ids
+    if isinstance(ids, list) and any(isinstance(item, Mapping) for item in ids):
+        raise TypeError(f"{name}: expected token ids; messages of a conversation go into Chat(...)")
+    if not isinstance(ids, list):
         raise TypeError(f"{name}: expected a sequence of integers, got {type(ids).__name__}")
     try:
         field.extend([operator.index(token_id) for token_id in ids])  # type: ignore[attr-defined] # protobuf has no types

@@ -40,4 +40,4 @@ def refuse(request: request_pb2.GenerationRequest, *, path: str, faults: Faults)
             outer, field = name.split(".")
             message = getattr(request, outer)
         if any(descriptor.name == field for descriptor, _ in message.ListFields()):
-            faults.add(f"{path}.{name}", "this version does not know it", Reason.UNSUPPORTED_OPTION)
+            faults.add(f"{path}.{name}", "this version cannot do that yet; leave it unset", Reason.UNSUPPORTED_OPTION)

@@ -117,6 +117,7 @@ def test_entries_with_commas_are_a_json_array_in_the_environment() -> None:
         ([*MODEL, "--page-size", "many"], {}, ["page_size = many", "--page-size"]),
         ([*MODEL, "--page-size", ""], {}, ["page_size = ''", "--page-size"]),
         (["--model", ""], {}, ["model = ''", "--model"]),
+        (["--model", "./not/there"], {}, ["model = ./not/there", "--model", "no such folder or file"]),
         ([*MODEL, "--page-size", "99999999999"], {}, ["page_size = 99999999999", "<= 65536"]),
         ([*MODEL, "--max-batch-tokens", "99999999999999"], {}, ["max_batch_tokens = 99999999999999", "<= 1048576"]),
         ([*MODEL, "--num-threads", "100000"], {}, ["num_threads = 100000", "<= 4096"]),

@@ -16,6 +16,7 @@ from chairlift_client.cli._output import Commands, WrongUseError, add_command, p
 from chairlift_client.cli._sampling import add_sampling
 
 _PROMPT = "> "
+_EXAMPLE = '{"role": "user", "content": "Hello"}'
 _HELP = "/reset begins anew, /system TEXT sets the system message (without TEXT: none), /exit or Ctrl-D ends"
 _DESCRIPTION = (
     "Talk with the model. In a terminal: a line is a message, Ctrl-C stops the answer, "
@@ -51,7 +52,10 @@ def run(options: argparse.Namespace) -> int:
         elif sys.stdin.isatty():
             _talk(conversation)
         else:
-            conversation.answer({"role": "user", "content": sys.stdin.read().removesuffix("\n")})
+            content = sys.stdin.read().removesuffix("\n")
+            if not content:
+                raise WrongUseError("there is no message on standard input")
+            conversation.answer({"role": "user", "content": content})
     return 0
 
 
@@ -100,7 +104,7 @@ def _answer_lines(conversation: Conversation) -> None:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise WrongUseError(f"line {number} of standard input is no JSON: {error}") from None
+            raise WrongUseError(f"line {number} of standard input is no JSON, such as {_EXAMPLE}: {error}") from None
         messages = value if isinstance(value, list) else [value]
         if not messages or not all(isinstance(message, dict) for message in messages):
             raise WrongUseError(f"line {number} of standard input is neither a message nor a list of messages")

@@ -6,10 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Final
 
 from chairlift_client._errors import ChairliftError
 from chairlift_client.cli import _access_options, _bench, _chat, _generate, _operate, _service, _tokenize, _top
+from chairlift_client.cli._hints import explained
 from chairlift_client.cli._output import WrongUseError, print_error
 
 GOOD: Final = 0
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.access = _access_options.read_access(options)
         exit_code: int = options.run(options)
     except ChairliftError as error:
-        print_error(error, as_json=options.json)
+        print_error(explained(error, options), as_json=options.json)
         return REFUSED
     except (WrongUseError, ValueError) as error:
         print(f"chairlift {options.command}: {error}", file=sys.stderr)
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="chairlift", description="Talk to a Chairlift service.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"chairlift {version('chairlift')}")
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     _access_options.add_access(common)
     common.add_argument("--json", action="store_true", help="machine-readable output")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from chairlift_worker.ipc.messages import SettingMsg
@@ -69,6 +70,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Configuration:
     listen, admin_listen, metrics_listen = _addresses(service, origins)
     _check_tls(service, origins)
     _check_gateway(service, origins)
+    _check_model(values["model"], origins)
     return Configuration(
         service=service,
         worker=WorkerSettings(**{field.name: values[field.name] for field in _WORKER_FIELDS}),
@@ -134,6 +136,12 @@ def _check_tls(service: ServiceSettings, origins: Mapping[str, str]) -> None:
             raise ConfigError(f"{name} = {one_line(value)} (from {origins[name]}): {needed} must be set too")
     if service.insecure and service.tls_cert is not None:
         raise ConfigError(f"insecure = true (from {origins['insecure']}): tls_cert says the opposite; give one of them")
+
+
+def _check_model(model: str, origins: Mapping[str, str]) -> None:
+    """What is clearly a path must be there; the worker, which knows more, takes seconds to say so."""
+    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
+        raise ConfigError(f"model = {one_line(model)} (from {origins['model']}): no such folder or file")
 
 
 def _check_gateway(service: ServiceSettings, origins: Mapping[str, str]) -> None:

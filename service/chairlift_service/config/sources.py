@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -62,6 +63,7 @@ def parse_flags(argv: Sequence[str], groups: Mapping[str, Sequence[Field]]) -> C
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+    parser.add_argument("--version", action="version", version=f"chairlift-serve {version('chairlift')}")
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each is from, exit")
     for title, fields in groups.items():

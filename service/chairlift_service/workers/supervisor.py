@@ -71,6 +71,8 @@ class Supervisor:
         try:
             ready = await self._first_message(process)
         except BaseException:
+            if self._link.hello.done():  # it has said why, and ends by itself
+                await process.end(patience_s=BURIAL_S)
             process.kill()
             raise
         self._watch = asyncio.create_task(self._watch_over(process), name="worker watch")

@@ -34,6 +34,10 @@ class GenerateOptions(TypedDict, total=False):
     """Seed of the sampling noise, 0 to 2**64 - 1."""
     stop_token_ids: Iterable[int] | None
     """Further ids that end the generation."""
+    stop: str | Iterable[str] | None
+    """Texts that end the generation; the answer's text ends before the first of them."""
+    include_stop: bool | None
+    """Let the text end behind the stop instead."""
     ignore_eos: bool | None
     """Do not stop at the model's and the tokenizer's EOS ids."""
     logprobs: int | None
@@ -50,6 +54,10 @@ class GenerateOptions(TypedDict, total=False):
     """Return token ids; unset: yes."""
     skip_special_tokens: bool | None
     """Leave special tokens out of the text; unset: yes."""
+    stream_interval: int | None
+    """Tokens that come together in a delta, at least; unset: 1."""
+    echo: bool | None
+    """Begin the text with the prompt's."""
 
 
 # Where each scalar option goes: the submessage ("" is the request itself) and the field in it.
@@ -64,10 +72,13 @@ _FIELDS = {
     "top_p": ("sampling", "top_p"),
     "min_p": ("sampling", "min_p"),
     "ignore_eos": ("stop", "ignore_eos"),
+    "include_stop": ("stop", "include_stop"),
     "logprobs": ("logprobs", "top_n"),
     "return_text": ("output", "text"),
     "return_token_ids": ("output", "token_ids"),
     "skip_special_tokens": ("output", "skip_special_tokens"),
+    "stream_interval": ("output", "stream_interval"),
+    "echo": ("output", "echo"),
 }
 
 
@@ -95,6 +106,12 @@ def generation_request(prompt: Prompt, options: GenerateOptions) -> request_pb2.
             _assign(getattr(request, part) if part else request, field, given[name], name=name)
     if "stop_token_ids" in given:
         _extend(request.stop.token_ids, given["stop_token_ids"], name="stop_token_ids")
+    if "stop" in given:
+        stops = [given["stop"]] if isinstance(given["stop"], str) else given["stop"]
+        try:
+            request.stop.strings.extend(stops)
+        except TypeError as error:
+            raise TypeError(f"stop: {error}") from None
     return request
 
 

@@ -134,7 +134,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The good ending of one choice. `stop_token_id` is set with STOP, `limit` with LENGTH."""
+    """The good ending of one choice. `stop_token_id` or `stop_text` is set with STOP, `limit` with LENGTH."""
 
     choice: int
     reason: FinishReason
@@ -142,6 +142,7 @@ class Finished:
     limit: LengthLimit
     usage: Usage
     timings: Timings
+    stop_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,17 @@ def delta(
 
 
 def finished(
-    request: ValidRequest, ending: EndingMsg, *, generated_tokens: int, last_token_id: int | None
+    request: ValidRequest,
+    ending: EndingMsg,
+    *,
+    generated_tokens: int,
+    last_token_id: int | None,
+    stop_text: str | None = None,
 ) -> event_pb2.Finished:
-    """A good ending (STOP, LENGTH, CANCELLED). Raises ValueError for the others: those are a gRPC status."""
+    """A good ending (STOP, LENGTH, CANCELLED); `stop_text` is the stop string that it had.
+
+    Raises ValueError for the others: those are a gRPC status.
+    """
     message = event_pb2.Finished(
         usage=event_pb2.Usage(
             prompt_tokens=request.num_prompt_tokens,
@@ -100,10 +108,13 @@ def finished(
         )
     )
     if ending.reason is EndingReason.STOP:
-        if last_token_id is None:
-            raise ValueError("an ending with STOP needs the token that stopped it")
         message.reason = event_pb2.FINISH_REASON_STOP
-        message.stop.token_id = last_token_id
+        if stop_text is not None:
+            message.stop.text = stop_text
+        elif last_token_id is not None:
+            message.stop.token_id = last_token_id
+        else:
+            raise ValueError("an ending with STOP needs the token or the text that stopped it")
     elif ending.reason is EndingReason.LENGTH:
         message.reason = event_pb2.FINISH_REASON_LENGTH
         message.limit = request.limit

@@ -21,13 +21,9 @@ _NOT_YET: Final = (
     "sampling.allowed_token_ids",
     "sampling.banned_token_ids",
     "sampling.banned_words",
-    "stop.strings",
-    "stop.include_stop",
     "stop.min_new_tokens",
     "logprobs.source",
     "logprobs.prompt_top_n",
-    "output.stream_interval",
-    "output.echo",
 )
 
 

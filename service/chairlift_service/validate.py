@@ -7,6 +7,7 @@ import secrets
 import struct
 import uuid
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,8 @@ MAX_PRIORITY: Final = 10  # and as much below 0: what one caller can gain over a
 # Temperatures under 1e-5 count as 0. This is 1e-5 as a float of 32 bits: what a caller sends is one, and 1e-5 itself
 # is not under it.
 GREEDY_BELOW: Final = struct.unpack("f", struct.pack("f", 1e-5))[0]
+MAX_STOP_STRINGS: Final = 64
+MAX_STOP_CHARS: Final = 1024
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -46,6 +49,11 @@ class ValidRequest:
     want_logprobs: bool
     skip_special_tokens: bool
     priority: int = 0
+    stop_strings: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_new_tokens: int = 0
+    stream_interval: int = 1
+    echo: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -79,6 +87,8 @@ async def validate(
     asked = request.max_new_tokens if request.HasField("max_new_tokens") else None
     if asked == 0:
         faults.add(f"{path}.max_new_tokens", "must be at least 1, is 0")
+    _check_output(request.output, path=f"{path}.output", faults=faults)
+    check_stop_strings(request.stop.strings, path=f"{path}.stop.strings", faults=faults)
     ids = await prompt_ids(request, path=path, model=model, tokenizer=tokenizer, chat=chat, faults=faults)
     faults.raise_any()
     max_new_tokens, limit, lowered_by = _length(
@@ -99,6 +109,10 @@ async def validate(
         want_logprobs=want_logprobs,
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         priority=request.priority,
+        stop_strings=tuple(request.stop.strings),
+        include_stop=request.stop.include_stop,
+        stream_interval=output.stream_interval if output.HasField("stream_interval") else 1,
+        echo=output.echo,
     )
 
 
@@ -122,6 +136,23 @@ def _stop_ids(stop: request_pb2.StopParams, *, path: str, model: ModelCardMsg, f
     check_ids(stop.token_ids, path=f"{path}.token_ids", size=model.vocab_size, faults=faults)
     eos = () if stop.ignore_eos else model.eos_token_ids
     return tuple(dict.fromkeys((*eos, *stop.token_ids)))
+
+
+def check_stop_strings(strings: Sequence[str], *, path: str, faults: Faults) -> None:
+    """Adds a fault for each that is empty or too long, or for too many of them."""
+    if len(strings) > MAX_STOP_STRINGS:
+        faults.add(path, f"has {len(strings)} strings, at most {MAX_STOP_STRINGS}")
+        return
+    for i, text in enumerate(strings):
+        if not 0 < len(text) <= MAX_STOP_CHARS:
+            faults.add(f"{path}[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters, has {len(text)}")
+
+
+def _check_output(output: request_pb2.OutputParams, *, path: str, faults: Faults) -> None:
+    if output.HasField("stream_interval") and output.stream_interval < 1:
+        faults.add(f"{path}.stream_interval", "must be at least 1, is 0")
+    if output.echo and output.HasField("text") and not output.text:
+        faults.add(f"{path}.echo", "is text, which output.text turns off")
 
 
 def _logprobs(request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults, faults: Faults) -> bool:

@@ -23,6 +23,8 @@ GIB = 2**30
 class Letters:
     """A decoder whose text is late: token t is the letter t, and is certain only when the next token comes."""
 
+    found: str | None = None
+
     def __init__(self) -> None:
         self.held = ""
 

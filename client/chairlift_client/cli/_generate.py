@@ -29,14 +29,18 @@ def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop-token-ids", type=_input.token_ids, metavar="1,2,3", help="further ids that end the answer"
     )
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="a text that ends the answer; repeatable")
+    parser.add_argument("--include-stop", action="store_true", default=None, help="show the stop that ended it")
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop at the model's EOS")
     parser.add_argument("--logprobs", type=int, metavar="N", help="log-probabilities of the tokens; needs --json")
     parser.add_argument(
         "--output", choices=["text", "ids", "both"], help="what to return (default: text; both in JSON)"
     )
     parser.add_argument("--keep-special-tokens", action="store_true", help="show special tokens in the text")
-    parser.add_argument("--request-id", metavar="ID")
-    parser.add_argument("--session", metavar="NAME")
+    parser.add_argument("--stream-interval", type=int, metavar="N", help="tokens that are shown together, at least")
+    parser.add_argument("--echo", action="store_true", default=None, help="show the prompt's text first")
+    parser.add_argument("--request-id", metavar="ID", help="your own name for the request")
+    parser.add_argument("--session", metavar="NAME", help="a name that groups requests")
     parser.add_argument("--priority", type=int, metavar="N", help="-10 to 10; higher ones start earlier")
 
 
@@ -76,6 +80,8 @@ def _request_options(options: argparse.Namespace) -> GenerateOptions:
     return GenerateOptions(
         **read_sampling(options),
         stop_token_ids=options.stop_token_ids,
+        stop=options.stop,
+        include_stop=options.include_stop,
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,
         request_id=options.request_id,
@@ -84,6 +90,8 @@ def _request_options(options: argparse.Namespace) -> GenerateOptions:
         return_text=output in ("text", "both"),
         return_token_ids=output in ("ids", "both"),
         skip_special_tokens=not options.keep_special_tokens,
+        stream_interval=options.stream_interval,
+        echo=options.echo,
     )
 
 

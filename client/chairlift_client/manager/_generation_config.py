@@ -29,10 +29,11 @@ class GenerationConfig:
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
+    stop_strings: str | list[str] | None = None
 
 
 SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p")
-_HONOURED: Final = {"max_new_tokens", "eos_token_id", "do_sample", "seed", *SAMPLING}
+_HONOURED: Final = {"max_new_tokens", "eos_token_id", "do_sample", "seed", "stop_strings", *SAMPLING}
 
 # Attributes of transformers' GenerationConfig that say nothing about what is generated.
 _MUTE: Final = {
@@ -112,6 +113,8 @@ def request_options(
             options["temperature"] = 1.0
     options["seed"] = own.get("seed")
     options["max_new_tokens"] = getattr(config, "max_new_tokens", None) if max_new_tokens is None else max_new_tokens
+    options["stop"] = getattr(config, "stop_strings", None)
+    options["include_stop"] = None if options["stop"] is None else True  # transformers keeps it
     eos = getattr(config, "eos_token_id", None) if eos_token_id is None else eos_token_id
     if eos is not None:
         stops = eos if isinstance(eos, Iterable) else [eos]

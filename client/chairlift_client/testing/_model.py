@@ -61,9 +61,28 @@ class FakeRequest:
         while len(self.output) < self.max_new_tokens and not (self.output and self.output[-1] in stops):
             self.output.append(self.prompt[len(self.output) % len(self.prompt)])
         self.stopped = self.output[-1] in stops
+        self.stop_text = ""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.pieces = [decoder.decode(bytes([i])) if i != EOS_TOKEN_ID else "" for i in self.output]
         self.pieces[-1] += decoder.decode(b"", final=True)
+        self._cut_at_stop()
+        if self.message.output.echo:
+            self.pieces[0] = decode(self.prompt) + self.pieces[0]
+
+    def _cut_at_stop(self) -> None:
+        """Ends the output at the token that completes the first stop string, and the text before that."""
+        stop, text = self.message.stop, ""
+        for index, piece in enumerate(self.pieces):
+            text += piece
+            found = [each for each in stop.strings if text.endswith(each)]
+            if found:
+                self.stop_text = max(found, key=len)
+                cut = text if stop.include_stop else text.removesuffix(self.stop_text)
+                del self.output[index + 1 :]
+                self.pieces = [""] * (index + 1)
+                self.pieces[-1] = cut
+                self.stopped = True
+                return
 
     def accepted(self) -> event_pb2.Accepted:
         """The request's first event."""
@@ -104,7 +123,10 @@ class FakeRequest:
             finished.reason = event_pb2.FINISH_REASON_CANCELLED
         elif self.stopped:
             finished.reason = event_pb2.FINISH_REASON_STOP
-            finished.stop.token_id = self.output[-1]
+            if self.stop_text:
+                finished.stop.text = self.stop_text
+            else:
+                finished.stop.token_id = self.output[-1]
         else:
             finished.reason = event_pb2.FINISH_REASON_LENGTH
             finished.limit = self.lowered_by or event_pb2.LENGTH_LIMIT_MAX_NEW_TOKENS

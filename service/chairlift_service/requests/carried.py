@@ -30,6 +30,8 @@ def resumed_message(generation: Generation) -> AddRequestMsg:
 
 def untold_ending(generation: Generation) -> EndingReason | None:
     """How it ended, where its worker died between telling the last token and telling that; None if it goes on."""
+    if generation.output.stop is not None:
+        return EndingReason.STOP
     if generation.output.last_token_id in generation.request.stop_ids:
         return EndingReason.STOP
     if len(generation.output) >= generation.request.max_new_tokens:

@@ -71,6 +71,8 @@ class Cursor:
         if self._drained or (self.index >= len(output) and not closed):
             return None
         request = self.generation.request
+        if not closed and self.num_unread < request.stream_interval:
+            return None
         stop = self.index
         while True:
             stop = min(stop + MAX_DELTA_TOKENS, len(output))

@@ -77,7 +77,7 @@ class Dispatcher:
         recorder, now_ns = self._recorder, time.monotonic_ns()
         for i, uid in enumerate(uids):
             generation = self._registry.live(uid)
-            if generation is None or generation.ending is not None:
+            if generation is None or generation.ending is not None or generation.output.stop is not None:
                 continue
             touched[uid] = generation
             if recorder is not None:
@@ -88,11 +88,12 @@ class Dispatcher:
                 _log.exception("detokenisation failed", request_id=generation.request_id)
                 generation.end(ServiceError(Reason.INTERNAL, "the output could not be turned into text"))
                 self._port.cancel(uid)
+                continue
+            if generation.output.stop is not None:  # its ending is told when the worker has let go of it
+                self._port.cancel(uid)
 
     def _end(self, generation: Generation, ending: EndingMsg) -> None:
-        if generation.cancelled and ending.reason in (EndingReason.STOP, EndingReason.LENGTH):
-            # It came to its end while the Cancel was on its way; what the canceller was told must be true.
-            ending = msgspec.structs.replace(ending, reason=EndingReason.CANCELLED)
+        ending = _as_told(generation, ending)
         if self._recorder is not None:
             self._recorder.ended(generation, ending)
         if self._tracer is not None:
@@ -111,3 +112,15 @@ class Dispatcher:
             decode_ms=ending.decode_ns // 1_000_000,
             preemptions=ending.preemptions,
         )
+
+
+def _as_told(generation: Generation, ending: EndingMsg) -> EndingMsg:
+    """The worker's ending as it is for readers."""
+    if generation.ending is None and ending.reason in (EndingReason.STOP, EndingReason.LENGTH):
+        generation.output.close()  # the text that was held back may complete a stop string
+    if generation.output.stop is not None:
+        ending = msgspec.structs.replace(ending, reason=EndingReason.STOP, error="")
+    if generation.cancelled and ending.reason in (EndingReason.STOP, EndingReason.LENGTH):
+        # It came to its end while the Cancel was on its way; what the canceller was told must be true.
+        ending = msgspec.structs.replace(ending, reason=EndingReason.CANCELLED)
+    return ending

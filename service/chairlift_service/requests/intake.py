@@ -17,10 +17,9 @@ from chairlift_service.lifecycle import Lifecycle, ServedModel
 from chairlift_service.requests.admission import Admission
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.lease import Lease
-from chairlift_service.requests.output_log import OutputLog
+from chairlift_service.requests.outputs import output_log
 from chairlift_service.requests.registry import Registry, check_free
 from chairlift_service.requests.worker_port import WorkerPort
-from chairlift_service.text.detokenizer import Detokenizer
 from chairlift_service.validate import ValidRequest, validate
 
 
@@ -79,15 +78,19 @@ class Intake:
         self._lifecycle.accepting()
         with self._admission.places(len(messages)):
             model = self._lifecycle.accepting()
-            requests = []
+            requests, outputs = [], []
             for message, path in zip(messages, paths, strict=True):
                 requests.append(await _validate(message, path=path, model=model))
+                outputs.append(await output_log(requests[-1], tokenizer=model.tokenizer))
                 await asyncio.sleep(0)  # a large batch of short texts must not hold everybody else up
         # From here on nothing waits, so that what is checked stays true until it is used.
         model = self._lifecycle.accepting()
         self._admission.check_tokens(sum(request.num_prompt_tokens for request in requests))
         check_free(self._registry, (request.request_id for request in requests))
-        generations = [self._generation(request, model=model, detached=detached) for request in requests]
+        generations = [
+            Generation(uid=next(self._uids), request=request, detached=detached, output=output)
+            for request, output in zip(requests, outputs, strict=True)
+        ]
         arrival_ns = time.monotonic_ns()
         # In an order in which common prefixes meet in the cache, where there is something to meet.
         order = sorted(generations, key=_prompt) if model.prefix_sharing else generations
@@ -103,18 +106,6 @@ class Intake:
             generation.course.deadline_ns = deadline_ns
             self._registry.add(generation)
         return generations
-
-    def _generation(self, request: ValidRequest, *, model: ServedModel, detached: bool) -> Generation:
-        decoder = (
-            Detokenizer(
-                tokenizer=model.tokenizer,
-                prompt_ids=request.prompt_ids,
-                skip_special_tokens=request.skip_special_tokens,
-            )
-            if request.want_text
-            else None
-        )
-        return Generation(uid=next(self._uids), request=request, detached=detached, output=OutputLog(decoder=decoder))
 
 
 async def _validate(message: request_pb2.GenerationRequest, *, path: str, model: ServedModel) -> ValidRequest:

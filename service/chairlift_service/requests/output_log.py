@@ -13,6 +13,11 @@ _NUM_PIECE_BYTES = 64  # a small str and its place in the list
 class TextDecoder(Protocol):
     """Turns a growing list of tokens into text, holding back what may still change."""
 
+    @property
+    def found(self) -> str | None:
+        """The stop string that the text has ended at."""
+        ...
+
     def push(self, token_id: int) -> str:
         """Text that this token completed."""
         ...
@@ -44,10 +49,13 @@ class OutputLog:
     what it had before, exactly the whole text.
     """
 
-    __slots__ = ("_decoder", "_logprobs", "_num_text_bytes", "_pieces", "_tail", "_token_ids")
+    __slots__ = ("_before", "_decoder", "_logprobs", "_num_text_bytes", "_pieces", "_tail", "_token_ids", "stop")
 
-    def __init__(self, *, decoder: TextDecoder | None) -> None:
+    def __init__(self, *, decoder: TextDecoder | None, before: str = "") -> None:
+        """`before` is text that stands before that of the first token, and comes with it."""
         self._decoder = decoder
+        self._before = before
+        self.stop: str | None = None  # the stop string that the text has ended at; no token may follow
         self._token_ids = array("i")
         self._logprobs = array("f")
         self._pieces: list[str] = []
@@ -77,9 +85,10 @@ class OutputLog:
         self._token_ids.append(token_id)
         self._logprobs.append(logprob)
         if self._decoder is not None:
-            piece = ""
+            piece, before, self._before = "", self._before, ""
             try:
-                piece = self._decoder.push(token_id)
+                piece = before + self._decoder.push(token_id)
+                self.stop = self._decoder.found
             finally:
                 self._pieces.append(piece)
                 self._num_text_bytes += len(piece)
@@ -88,7 +97,8 @@ class OutputLog:
         """Adds the text that the decoder held back; no token follows. A second call does nothing."""
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
-            self._tail = decoder.finish()
+            self._tail = self._before + decoder.finish()
+            self.stop = decoder.found
 
     def slice(self, index: int, stop: int) -> LogSlice:
         """Tokens `[index, stop)`; a stop at the end, or beyond, brings the tail too."""

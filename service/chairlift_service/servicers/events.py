@@ -34,4 +34,5 @@ def finished(generation: Generation, ending: EndingMsg) -> event_pb2.Finished:
         ending,
         generated_tokens=len(generation.output),
         last_token_id=generation.output.last_token_id,
+        stop_text=generation.output.stop,
     )

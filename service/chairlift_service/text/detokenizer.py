@@ -29,6 +29,8 @@ class Detokenizer:
         make = ByteLevelText if tokenizer.traits.byte_level else WindowedText
         self._text: _Text = make(tokenizer=tokenizer, prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
 
+    found: str | None = None  # its text has no end of its own
+
     def push(self, token_id: int) -> str:
         """Takes the next token; returns the text that is certain now, often that of earlier tokens, or nothing."""
         return self._text.push(token_id)

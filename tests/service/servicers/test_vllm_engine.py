@@ -16,7 +16,6 @@ from chairlift.v1 import info_service_pb2
 from chairlift_service import gateway
 from chairlift_service.config import ConfigError, load
 from chairlift_service.servicers.vllm_engine.bundle import CHUNK_BYTES, pack
-from chairlift_service.servicers.vllm_engine.stop_strings import StopStrings
 from google.protobuf.descriptor import FieldDescriptor
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 from support.fake_worker import CACHE_LEN, CACHED_TOKENS, CONTEXT_LEN, EOS_ID, ERROR_TOKEN, logprob
@@ -141,20 +140,6 @@ async def test_a_stop_string_ends_at_the_token_that_completes_it_also_across_tok
 async def test_an_output_that_has_no_stop_string_ends_as_ever(served: Served) -> None:
     _, complete = await answers(stub(served).Generate(asked(*PROMPT, stop=["never"], max_tokens=5)))
     assert (list(complete.output_ids), complete.finish_reason) == (echo(PROMPT, 5), "length")
-
-
-def test_stop_strings_are_found_wherever_the_text_is_cut() -> None:
-    text, stops = "one two three two", ["two three", "three", "tw!"]
-    for cut in range(len(text) + 1):
-        for second in range(cut, len(text) + 1):
-            watch = StopStrings(stops)
-            found = [watch.push(piece) for piece in (text[:cut], text[cut:second], text[second:])]
-            first = next(stop for stop in found if stop is not None)
-            # Both end with the same character; the longer one begins first.
-            assert first == "two three"
-    assert StopStrings(["aab"]).push("aaab") == "aab"
-    assert not StopStrings([])
-    assert StopStrings([]).push("text") is None
 
 
 def set_value(message: Any, field: FieldDescriptor) -> None:

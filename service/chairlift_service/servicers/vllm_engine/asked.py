@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Final
 
 from chairlift.v1 import request_pb2
@@ -16,9 +15,6 @@ from chairlift_service.faults import Faults
 
 PATH: Final = "request"
 """Where the service's own message stands in its own calls."""
-
-MAX_STOPS: Final = 64
-MAX_STOP_CHARS: Final = 1024
 
 _HONOURED: Final = frozenset({"request_id", "tokenized", "text", "sampling_params", "stream"})
 _HONOURED_SAMPLING: Final = frozenset(
@@ -38,6 +34,7 @@ _FIELDS: Final = (
     (f"{PATH}.sampling.", "sampling_params."),
     (f"{PATH}.max_new_tokens", "sampling_params.max_tokens"),
     (f"{PATH}.stop.token_ids", "sampling_params.stop_token_ids"),
+    (f"{PATH}.stop.strings", "sampling_params.stop"),
     (f"{PATH}.logprobs.top_n", "sampling_params.logprobs"),
     (f"{PATH}.token_ids.ids", "tokenized.input_ids"),
     (f"{PATH}.token_ids", "tokenized.input_ids"),
@@ -51,7 +48,6 @@ class Asked:
     """What a gateway asks for."""
 
     message: request_pb2.GenerationRequest  # what the service itself does of it
-    stops: tuple[str, ...]
     stream: bool
     logprobs: bool  # of the chosen tokens
     top_logprobs: bool  # and the likeliest one, which counts as the chosen one, as in chairlift.v1
@@ -67,7 +63,6 @@ def asked_of(request: Any, model: ModelCardMsg) -> Asked:
     _refuse_others(params, path="sampling_params.", honoured=_HONOURED_SAMPLING, faults=faults)
     _refuse_unknown(request, faults=faults)
     _check_lengths(request, model=model, faults=faults)
-    _check_stops(params.stop, faults=faults)
     if params.seed < 0:
         faults.add("sampling_params.seed", f"must be at least 0, is {params.seed}")
     if not -1 < params.logprobs <= 1:
@@ -76,8 +71,7 @@ def asked_of(request: Any, model: ModelCardMsg) -> Asked:
     faults.raise_any()
     logprobs = params.HasField("logprobs")
     return Asked(
-        message=_message(request, want_text=bool(params.stop), want_logprobs=logprobs),
-        stops=tuple(params.stop),
+        message=_message(request, want_logprobs=logprobs),
         stream=request.stream,
         logprobs=logprobs,
         top_logprobs=logprobs and params.logprobs == 1,
@@ -97,12 +91,12 @@ def told(error: ServiceError) -> ServiceError:
     return errors.from_violations(renamed, metadata=error.metadata)
 
 
-def _message(request: Any, *, want_text: bool, want_logprobs: bool) -> request_pb2.GenerationRequest:
+def _message(request: Any, *, want_logprobs: bool) -> request_pb2.GenerationRequest:
     params = request.sampling_params
     message = request_pb2.GenerationRequest(
         request_id=request.request_id,
-        stop=request_pb2.StopParams(token_ids=params.stop_token_ids, ignore_eos=params.ignore_eos),
-        output=request_pb2.OutputParams(text=want_text, token_ids=True, skip_special_tokens=params.skip_special_tokens),
+        stop=request_pb2.StopParams(token_ids=params.stop_token_ids, ignore_eos=params.ignore_eos, strings=params.stop),
+        output=request_pb2.OutputParams(text=False, token_ids=True, skip_special_tokens=params.skip_special_tokens),
     )
     match request.WhichOneof("input"):
         case "tokenized":
@@ -157,15 +151,6 @@ def _check_lengths(request: Any, *, model: ModelCardMsg, faults: Faults) -> None
     if num_stops > model.vocab_size:
         text = f"has {num_stops} ids, more than the {model.vocab_size} tokens that there are"
         faults.add("sampling_params.stop_token_ids", text)
-
-
-def _check_stops(stops: Sequence[str], *, faults: Faults) -> None:
-    if len(stops) > MAX_STOPS:
-        faults.add("sampling_params.stop", f"has {len(stops)} strings, at most {MAX_STOPS}")
-        return
-    for i, stop in enumerate(stops):
-        if not 0 < len(stop) <= MAX_STOP_CHARS:
-            faults.add(f"sampling_params.stop[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters, has {len(stop)}")
 
 
 def _renamed(field: str) -> str:

@@ -83,19 +83,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         with lease:
             (generation,) = lease.generations
             output = Output(generation=generation, asked=asked)
-            endings_only = not (asked.stream or asked.stops)
-            with self._readers.open(("request", generation.uid), endings_only=endings_only) as reader:
+            with self._readers.open(("request", generation.uid), endings_only=not asked.stream) as reader:
                 reader.follow(generation)
                 async for _, event in reader.events():
                     match event:
-                        case LogSlice():
-                            stopped = output.stopped(event)
-                            end = None if stopped is None else stopped.num_tokens
-                            if asked.stream and event.token_ids:
-                                await reader.deliver(context.write(output.chunk(event, stop=end)))
-                            if stopped is not None:
-                                await reader.deliver(context.write(output.complete(stopped)))
-                                return
+                        case LogSlice() if asked.stream and event.token_ids:
+                            await reader.deliver(context.write(output.chunk(event)))
                         case Ended(EndingMsg() as ending):
                             await reader.deliver(context.write(output.complete(ending)))
                             return

@@ -56,13 +56,20 @@ def test_a_request_cannot_name_what_is_no_sampling_parameter() -> None:
         options(GenerationConfig(), repetition_penalty=1.5)
 
 
+def test_stop_strings_end_a_generation_and_stay_in_its_text_as_in_transformers() -> None:
+    config = transformers.GenerationConfig(stop_strings=["x", "y"])
+    _generation_config.check_generation_config(config)
+    asked = options(config)
+    assert (asked["stop"], asked["include_stop"]) == (["x", "y"], True)
+    assert options(GenerationConfig())["stop"] is None
+
+
 @pytest.mark.parametrize(
     "entry",
     [
         {"repetition_penalty": 1.5},
         {"num_beams": 4},
         {"num_return_sequences": 2},
-        {"stop_strings": ["x"]},
         {"min_new_tokens": 3},
         {"max_length": 100},
         {"suppress_tokens": [1]},

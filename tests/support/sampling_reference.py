@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,6 +16,8 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+from support.processors import penalised
 
 _MASK = np.uint64(0xFFFFFFFF)
 
@@ -49,8 +54,14 @@ def gumbel_noise(num_tokens: int, seed: int, index: int) -> npt.NDArray[np.float
     return -np.log(-np.log1p(-(uniform + 0.5) / 2.0**52))
 
 
-def processed(logits: torch.Tensor, spec: SampleSpec) -> torch.Tensor:
-    """(vocabulary,) scores after transformers' own processors, in its order; minus infinity where masked."""
+def processed(logits: torch.Tensor, spec: SampleSpec, tokens: Sequence[int] = ()) -> torch.Tensor:
+    """(vocabulary,) scores after transformers' own processors, in its order; minus infinity where masked.
+
+    `tokens` are prompt and output so far. Where the choice is greedy, the filters are left out.
+    """
+    scores = penalised(logits, spec.processors, tokens, spec.index)
+    if spec.temperature < 1e-5:
+        return scores
     processors = LogitsProcessorList([TemperatureLogitsWarper(float(spec.temperature))])
     if spec.top_k > 0:
         processors.append(TopKLogitsWarper(spec.top_k))
@@ -58,14 +69,26 @@ def processed(logits: torch.Tensor, spec: SampleSpec) -> torch.Tensor:
         processors.append(TopPLogitsWarper(spec.top_p))
     if spec.min_p > 0:
         processors.append(MinPLogitsWarper(spec.min_p))
-    return processors(torch.zeros((1, 1), dtype=torch.int64), logits[None].clone())[0]
+    return processors(torch.zeros((1, 1), dtype=torch.int64), scores[None].clone())[0]
 
 
-def reference_choice(logits: torch.Tensor, spec: SampleSpec) -> tuple[int, float]:
+def reference_choice(logits: torch.Tensor, spec: SampleSpec, tokens: Sequence[int] = ()) -> tuple[int, float]:
     """The token and its log-probability; argmax takes the first of equals."""
+    scores = processed(logits, spec, tokens)
     if spec.temperature < 1e-5:
-        token = int(logits.argmax())
-        return token, float(logits.double().log_softmax(-1)[token])
-    scores = processed(logits, spec)
-    token = int(np.argmax(scores.double().numpy() + gumbel_noise(len(logits), spec.seed, spec.index)))
-    return token, float(scores.double().log_softmax(-1)[token])
+        token = int(scores.argmax())
+    else:
+        token = int(np.argmax(scores.double().numpy() + gumbel_noise(len(logits), spec.seed, spec.index)))
+    return token, float((logits if spec.raw else scores).double().log_softmax(-1)[token])
+
+
+def reference_top(
+    logits: torch.Tensor, spec: SampleSpec, tokens: Sequence[int] = (), *, chosen: int
+) -> list[tuple[int, float]]:
+    """The `num_top` likeliest tokens, likeliest first, with their log-probabilities; the chosen one among them."""
+    scores = (logits if spec.raw else processed(logits, spec, tokens)).double().log_softmax(-1)
+    order = torch.sort(scores, descending=True, stable=True)
+    top = [(int(i), float(value)) for value, i in zip(*order, strict=True) if value > -math.inf][: spec.num_top]
+    if chosen not in [token for token, _ in top]:
+        top[-1] = (chosen, float(scores[chosen]))
+    return top

@@ -13,9 +13,8 @@ from typing import Final
 from chairlift_worker.faults import Faults
 from chairlift_worker.pace import Pace, pace_of
 from chairlift_worker.pieces import Pieces
-from chairlift_worker.plan import Moves, RowPlan, SampleSpec, StepPlan, StepResult
+from chairlift_worker.plan import NOTHING_CARRIED, Moves, RowPlan, SampleSpec, StepPlan, StepResult
 from chairlift_worker.runner import Runner
-from chairlift_worker.runner.batch import NOTHING_CARRIED
 from chairlift_worker.sampling import Sampler
 from chairlift_worker.speculation.policy import StepCosts
 from chairlift_worker.swap.mover import SwapMover

@@ -6,36 +6,76 @@ import math
 from array import array
 from typing import Final
 
+import msgspec
+
 from chairlift_worker.ipc.messages import EndingMsg, EndingReason, StartedMsg, StepMsg
+from chairlift_worker.plan import RowResult
 from chairlift_worker.request import Request
 
 # Endings in one message: about 100 KB.
 MAX_ENDINGS: Final = 1000
+# Likeliest tokens in one message, but for those of its last token: about 500 KB.
+MAX_TOPS: Final = 65_536
+_INT_BYTES: Final = 4
+
+
+class _Tokens:
+    """Columns of a `StepMsg` that have an entry for each token."""
+
+    def __init__(self) -> None:
+        self.uids: list[int] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.num_tops: list[int] = []
+        self.top_ids: list[bytes] = []
+        self.top_logprobs: list[bytes] = []
+        self.any_logprob = False
+        self.total_tops = 0
+
+    def add(self, uid: int, outcome: RowResult) -> None:
+        self.uids.append(uid)
+        self.token_ids.append(outcome.token_id)
+        self.logprobs.append(math.nan if outcome.logprob is None else outcome.logprob)
+        self.any_logprob |= outcome.logprob is not None
+        num_top = 0
+        if outcome.top is not None:
+            num_top = len(outcome.top.ids) // _INT_BYTES
+            self.top_ids.append(outcome.top.ids)
+            self.top_logprobs.append(outcome.top.logprobs)
+        self.num_tops.append(num_top)
+        self.total_tops += num_top
+
+    def message(self, step: int) -> StepMsg:
+        """All of them."""
+        return StepMsg(
+            step=step,
+            uids=array("Q", self.uids).tobytes(),
+            token_ids=array("i", self.token_ids).tobytes(),
+            logprobs=array("f", self.logprobs).tobytes() if self.any_logprob else b"",
+            started=(),
+            endings=(),
+            num_tops=bytes(self.num_tops) if self.total_tops else b"",
+            top_ids=b"".join(self.top_ids),
+            top_logprobs=b"".join(self.top_logprobs),
+        )
 
 
 class Outbox:
-    """Collects tokens, starts and endings in the columns of a `StepMsg`."""
+    """Collects tokens, starts and endings in the columns of a `StepMsg`, or of several where one would be too large."""
 
     def __init__(self) -> None:
         self._clear()
 
     def _clear(self) -> None:
-        self._uids: list[int] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._any_logprob = False
+        self._tokens = [_Tokens()]
         self._started: list[StartedMsg] = []
         self._endings: list[EndingMsg] = []
 
-    def token(self, request: Request, token_id: int, logprob: float | None) -> None:
+    def token(self, request: Request, outcome: RowResult) -> None:
         """A request's next token."""
-        self._uids.append(request.uid)
-        self._token_ids.append(token_id)
-        if logprob is None:
-            self._logprobs.append(math.nan)
-        else:
-            self._logprobs.append(logprob)
-            self._any_logprob = True
+        if self._tokens[-1].total_tops >= MAX_TOPS:
+            self._tokens.append(_Tokens())
+        self._tokens[-1].add(request.uid, outcome)
 
     def started(self, request: Request) -> None:
         """A request's first tokens are computed."""
@@ -63,24 +103,16 @@ class Outbox:
     def take(self, step: int) -> list[StepMsg]:
         """Everything collected, which is forgotten here; no message if there is nothing.
 
-        Tokens and starts fit one record, for they are bounded by the rows of a step. Endings are not: any number of
-        waiting requests may be cancelled at once, so many of them take several messages.
+        Tokens and starts fit one record, for they are bounded by the rows of a step; with many of the likeliest tokens
+        beside each they may take several. So may endings: any number of waiting requests may be cancelled at once.
         """
-        if not (self._uids or self._started or self._endings):
+        if not (self._tokens[0].uids or self._started or self._endings):
             return []
-        first, rest = self._endings[:MAX_ENDINGS], self._endings[MAX_ENDINGS:]
-        messages = [
-            StepMsg(
-                step=step,
-                uids=array("Q", self._uids).tobytes(),
-                token_ids=array("i", self._token_ids).tobytes(),
-                logprobs=array("f", self._logprobs).tobytes() if self._any_logprob else b"",
-                started=tuple(self._started),
-                endings=tuple(first),
-            )
-        ]
-        for start in range(0, len(rest), MAX_ENDINGS):
-            endings = tuple(rest[start : start + MAX_ENDINGS])
+        messages = [tokens.message(step) for tokens in self._tokens]
+        messages[0] = msgspec.structs.replace(messages[0], started=tuple(self._started))
+        messages[-1] = msgspec.structs.replace(messages[-1], endings=tuple(self._endings[:MAX_ENDINGS]))
+        for start in range(MAX_ENDINGS, len(self._endings), MAX_ENDINGS):
+            endings = tuple(self._endings[start : start + MAX_ENDINGS])
             messages.append(StepMsg(step=step, uids=b"", token_ids=b"", logprobs=b"", started=(), endings=endings))
         self._clear()
         return messages

@@ -101,7 +101,7 @@ class Pieces:
             logits = self._runner.forward(piece, carried)
             began = time.monotonic_ns()
             self._faults.spoil(logits, piece.rows)
-            sampled = self._sampler.sample(logits, piece.rows)
+            sampled = self._sampler.sample(logits, piece.rows, carried)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -9,14 +9,20 @@ What is made for each row of each step is a msgspec struct: a frozen dataclass t
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from chairlift_worker.ipc.messages import ProcessorsMsg
+
+NOTHING_CARRIED: Final[Mapping[int, int]] = MappingProxyType({})
+
 
 class SampleSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How to choose the next token of one row; a pure function of this and the row's logits."""
+    """How to choose the next token of one row; a pure function of this, the row's logits and its tokens so far."""
 
     temperature: float  # 0 is greedy
     top_k: int  # 0 is off
@@ -25,6 +31,9 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seed: int  # unsigned, 64 bits
     index: int  # of the token to sample in the output, from 0
     logprob: bool  # report the token's log-probability
+    num_top: int = 0  # with `logprob`: likeliest tokens to report besides
+    raw: bool = False  # both by the model's own logits
+    processors: ProcessorsMsg | None = None
 
 
 class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -62,6 +71,16 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def num_sampled(self) -> int:
         """Places at its end whose logits are wanted."""
         return 0 if self.sample is None else 1 + len(self.drafts)
+
+    def known_tokens(self, carried: Mapping[int, int]) -> array[int]:
+        """A copy of the request's tokens up to the row's last one that is no draft; `carried` has those by uid.
+
+        A row that could not be sampled carries none: what follows from it will be dropped.
+        """
+        tokens = self.tokens[: self.start + self.num_known - self.carry]
+        if self.carry:
+            tokens.append(max(0, carried[self.uid]))
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +142,13 @@ def _cut(row: RowPlan, num_tokens: int) -> tuple[RowPlan, RowPlan | None]:
 NO_TOKEN: Final = -1
 
 
+class TopTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The likeliest tokens at a place, likeliest first; the chosen one is among them."""
+
+    ids: bytes  # int32
+    logprobs: bytes  # float32
+
+
 class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A token that a sampling row brought, or an error that ends this request alone."""
 
@@ -130,6 +156,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_id: int
     logprob: float | None  # where asked
     error: str | None = None  # reason, a colon, a sentence; token_id is then NO_TOKEN
+    top: TopTokens | None = None  # where asked
 
 
 def failed_row(uid: int, error: str) -> RowResult:

@@ -7,6 +7,7 @@ from array import array
 from typing import Final
 
 from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, ResumedMsg, Turn
+from chairlift_worker.plan import SampleSpec
 from chairlift_worker.speculation.drafter import Drafter
 
 HEAD_START_NS: Final = 10_000_000_000
@@ -203,3 +204,19 @@ class Request:
     def has_deadline(self) -> bool:
         """Whether it ends by itself at some time."""
         return self.params.deadline_ns != NO_DEADLINE
+
+    def sample_spec(self, index: int) -> SampleSpec:
+        """How to choose token number `index` of its output."""
+        params, sampling = self.params, self.params.sampling
+        return SampleSpec(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            index=index,
+            logprob=params.logprobs,
+            num_top=params.top_logprobs,
+            raw=params.raw_logprobs,
+            processors=sampling.processors,
+        )

@@ -14,7 +14,7 @@ import msgspec
 
 from chairlift_worker.ipc.messages import EndingReason
 from chairlift_worker.pace import Pace
-from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, StepPlan, StepResult
+from chairlift_worker.plan import RowPlan, RowResult, StepPlan, StepResult
 from chairlift_worker.request import Request, RequestState
 from chairlift_worker.roster import Roster
 from chairlift_worker.speculation.speculator import Candidate, Speculator
@@ -254,7 +254,7 @@ class Scheduler:
             request.become(RequestState.DECODING)
             request.progress.first_token_ns = request.progress.first_token_ns or now_ns
         roster.counters.generated_tokens += 1
-        roster.outbox.token(request, token_id, outcome.logprob)
+        roster.outbox.token(request, outcome)
         if token_id in request.stop_ids:
             roster.end(request, EndingReason.STOP, now_ns)
         elif request.total > request.max_total:
@@ -274,20 +274,11 @@ def _give_row_back(request: Request, row: RowPlan) -> None:
 
 def _row_of(request: Request, num_tokens: int) -> RowPlan:
     """The request's share of a step: its next num_tokens tokens."""
-    sampling = request.params.sampling
     spec = None
     start, total = request.planned, request.total
     request.planned = end = start + num_tokens
     if end == total + request.pending:
-        spec = SampleSpec(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            index=end - request.prompt_len,
-            logprob=request.params.logprobs,
-        )
+        spec = request.sample_spec(end - request.prompt_len)
         request.pending += 1
     return RowPlan(
         uid=request.uid,

@@ -18,6 +18,28 @@ import msgspec
 NO_DEADLINE: Final = 0
 
 
+class ProcessorsMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What changes or excludes tokens before one is chosen, in the order in which it is done; unset is neutral.
+
+    Ids are int32 in native order, inside the output layer's rows.
+    """
+
+    bias_ids: bytes = b""
+    biases: bytes = b""  # float32, added to the logits of these ids
+    repetition_penalty: float = 1.0  # of tokens of prompt and output
+    presence_penalty: float = 0.0  # of tokens of the output
+    frequency_penalty: float = 0.0  # of tokens of the output, for each time that they are there
+    no_repeat_ngram_size: int = 0  # no run of so many tokens comes twice
+    banned_sequences: bytes = b""  # one after the other: its length, then its ids
+    min_new_tokens: int = 0
+    early_stop_ids: bytes = b""  # not chosen as one of the first min_new_tokens
+    allowed_ids: bytes = b""  # nothing else is chosen; empty: all may be
+    banned_ids: bytes = b""
+
+
+NO_PROCESSORS: Final = ProcessorsMsg()
+
+
 class SamplingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How to choose one request's tokens; every value is valid and final."""
 
@@ -26,6 +48,7 @@ class SamplingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_p: float  # 1 is off
     min_p: float  # 0 is off
     seed: int  # unsigned, 64 bits
+    processors: ProcessorsMsg | None = None  # None: nothing is changed or excluded
 
 
 class ResumedMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -51,6 +74,8 @@ class AddRequestMsg(msgspec.Struct, frozen=True, array_like=True, tag="add", gc=
     deadline_ns: int  # NO_DEADLINE where there is none
     priority: int = 0  # higher ones start earlier
     resumed: ResumedMsg | None = None  # None: it is new
+    top_logprobs: int = 0  # with `logprobs`: return so many of the likeliest tokens at each place besides
+    raw_logprobs: bool = False  # of the model's own logits, not of what is chosen from
 
 
 class CancelMsg(msgspec.Struct, frozen=True, array_like=True, tag="cancel", gc=False):
@@ -176,7 +201,11 @@ class EndingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepMsg(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):
-    """All that one step brought: the columns `uids`, `token_ids` and `logprobs` have one entry for each token."""
+    """All that one step brought: the columns `uids`, `token_ids` and `logprobs` have one entry for each token.
+
+    So has `num_tops`, if not empty: how many entries of `top_ids` and `top_logprobs` are a token's, one token's after
+    the other's.
+    """
 
     step: int
     uids: bytes  # uint64
@@ -184,6 +213,9 @@ class StepMsg(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False
     logprobs: bytes  # float32, NaN where not asked; empty if nobody asked
     started: tuple[StartedMsg, ...]
     endings: tuple[EndingMsg, ...]
+    num_tops: bytes = b""  # uint8; empty if nobody asked
+    top_ids: bytes = b""  # int32; the likeliest tokens at a token's place, likeliest first
+    top_logprobs: bytes = b""  # float32
 
 
 class FlushedMsg(msgspec.Struct, frozen=True, array_like=True, tag="flushed", gc=False):

@@ -11,7 +11,7 @@ from typing import Final
 import chairlift_worker.native
 
 LIBRARY_NAME: Final = "libchairlift_native.so"
-ABI_VERSION: Final = 4  # as in worker/native/src/abi.cpp
+ABI_VERSION: Final = 5  # as in worker/native/src/abi.cpp
 
 
 @functools.cache

@@ -9,8 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 import torch
@@ -18,11 +16,9 @@ import torch
 from chairlift_worker.attention.base import RowForm
 from chairlift_worker.attention.metadata import PageRows, StepMetadata
 from chairlift_worker.kv.layout import CacheLayout
-from chairlift_worker.plan import RowPlan, StepPlan
+from chairlift_worker.plan import NOTHING_CARRIED, RowPlan, StepPlan
 from chairlift_worker.runner.pages import DecodePages, PageReader
 from chairlift_worker.runner.tables import Ints, TableReader
-
-NOTHING_CARRIED: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from chairlift_worker.attention.cache import PagedCache
-from chairlift_worker.plan import StepPlan
-from chairlift_worker.runner.batch import NOTHING_CARRIED, BatchBuilder
+from chairlift_worker.plan import NOTHING_CARRIED, StepPlan
+from chairlift_worker.runner.batch import BatchBuilder
 from chairlift_worker.runner.forward import Forward
 
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import ctypes
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 import torch
 
-from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, failed_row
-from chairlift_worker.sampling.native import SampleStatus, sample_row
+from chairlift_worker.plan import NOTHING_CARRIED, RowPlan, RowResult, SampleSpec, failed_row
+from chairlift_worker.sampling.native import Choice, SampleStatus, row_logprobs, sample_row
+from chairlift_worker.sampling.processors import process_row
 
 RowHook = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Logits of one place, and the tokens before it where processors look at them."""
+
+    address: int
+    num_logits: int
+    tokens: array[int] | None
 
 
 class Sampler:
@@ -22,15 +35,19 @@ class Sampler:
         It exists to make faults on purpose.
         """
         self._on_row = on_row
+        self._processed = (ctypes.c_float * 0)()  # one row's logits
 
-    def sample(self, logits: torch.Tensor, rows: Iterable[RowPlan]) -> tuple[RowResult, ...]:
+    def sample(
+        self, logits: torch.Tensor, rows: Iterable[RowPlan], carried: Mapping[int, int] = NOTHING_CARRIED
+    ) -> tuple[RowResult, ...]:
         """The results of those of `rows` that sample, in order: one each, and one more for each draft that holds.
 
         A draft holds if it is the token that is sampled at the place before it; the rest of its row's drafts is then
         looked at, else not. So the tokens are those that would have come one a step.
 
-        `logits` is (sampled places, vocabulary), float32, `num_sampled` of each row. Raises ValueError where the two do
-        not match, and nothing else: a row that cannot be sampled gets an error of its own.
+        `logits` is (sampled places, vocabulary), float32, `num_sampled` of each row; `carried` has the tokens of rows
+        that carry one, by uid. Raises ValueError where logits and rows do not match, and nothing else: a row that
+        cannot be sampled gets an error of its own.
         """
         sampling = [row for row in rows if row.sample is not None]
         num_places = sum([row.num_sampled for row in sampling])
@@ -41,30 +58,62 @@ class Sampler:
         address, row_bytes = logits.data_ptr(), vocab_size * logits.element_size()
         results: list[RowResult] = []
         for row in sampling:
-            results += self._sample_row(row, address, row_bytes, vocab_size)
+            results += self._sample_row(row, carried, address, vocab_size)
             address += row.num_sampled * row_bytes
         return tuple(results)
 
-    def _sample_row(self, row: RowPlan, address: int, row_bytes: int, vocab_size: int) -> list[RowResult]:
+    def _sample_row(self, row: RowPlan, carried: Mapping[int, int], address: int, vocab_size: int) -> list[RowResult]:
         spec = row.sample
         assert spec is not None
-        results = [self._sample_one(row.uid, spec, address, vocab_size)]
-        for number, draft in enumerate(row.drafts, start=1):
+        tokens = None if spec.processors is None else row.known_tokens(carried)
+        results = [self._sample_one(row.uid, spec, _Place(address, vocab_size, tokens))]
+        for draft in row.drafts:
             if results[-1].error is not None or results[-1].token_id != draft:
                 break
-            here = msgspec.structs.replace(spec, index=spec.index + number)
-            results.append(self._sample_one(row.uid, here, address + number * row_bytes, vocab_size))
+            if tokens is not None:
+                tokens.append(draft)
+            spec = msgspec.structs.replace(spec, index=spec.index + 1)
+            address += vocab_size * ctypes.sizeof(ctypes.c_float)
+            results.append(self._sample_one(row.uid, spec, _Place(address, vocab_size, tokens)))
         return results
 
-    def _sample_one(self, uid: int, spec: SampleSpec, address: int, vocab_size: int) -> RowResult:
+    def _sample_one(self, uid: int, spec: SampleSpec, place: _Place) -> RowResult:
         try:
             if self._on_row is not None:
                 self._on_row(uid, spec.index)
-            choice = sample_row(address, vocab_size, spec)
+            choice = self._choose(spec, place)
         except Exception as error:  # noqa: BLE001 - whatever one row's processing raises must end that request only
             return failed_row(uid, f"POISONED_REQUEST: sampling raised {type(error).__name__}: {error}")
         if choice.status is SampleStatus.NOT_FINITE:
             return failed_row(uid, f"NUMERICAL_ERROR: the logits of token {spec.index} are not finite numbers.")
         if choice.status is SampleStatus.NOTHING:
             return failed_row(uid, f"NUMERICAL_ERROR: no token has any probability at token {spec.index}.")
-        return RowResult(uid=uid, token_id=choice.token_id, logprob=choice.logprob)
+        return RowResult(uid=uid, token_id=choice.token_id, logprob=choice.logprob, top=choice.top)
+
+    def _choose(self, spec: SampleSpec, place: _Place) -> Choice:
+        """The row's token, with the log-probabilities that were asked for."""
+        address = place.address
+        if spec.processors is not None and place.tokens is not None:
+            address = self._room(place.num_logits)
+            status = process_row(
+                place.address,
+                place.num_logits,
+                spec.processors,
+                tokens=place.tokens,
+                num_output=spec.index,
+                out=address,
+            )
+            if status is not SampleStatus.OK:
+                return Choice(status=status, token_id=-1, logprob=None)
+        if not (spec.raw and spec.logprob):
+            return sample_row(address, place.num_logits, spec)
+        choice = sample_row(address, place.num_logits, msgspec.structs.replace(spec, logprob=False, num_top=0))
+        if choice.status is not SampleStatus.OK:
+            return choice
+        return row_logprobs(place.address, place.num_logits, choice.token_id, num_top=spec.num_top)
+
+    def _room(self, num_logits: int) -> int:
+        """Where one row's processed logits go."""
+        if len(self._processed) != num_logits:
+            self._processed = (ctypes.c_float * num_logits)()
+        return ctypes.addressof(self._processed)

@@ -18,12 +18,15 @@
 #include <vector>
 
 #include "chairlift/philox.hpp"
+#include "chairlift/top_logprobs.hpp"
 
 #define CHAIRLIFT_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
+using chairlift::log_share;
 using chairlift::philox4x32;
+using chairlift::TopTokens;
 using Ids = std::vector<std::int32_t>;
 
 constexpr double kGreedyBelow = 1e-5;
@@ -205,10 +208,6 @@ class TopP {
   std::vector<double> mass_;
 };
 
-float log_share(const float* z, std::int32_t id, double z_max, double sum) {
-  return static_cast<float>(static_cast<double>(z[id]) - z_max - std::log(sum));
-}
-
 double sum_of_exp(const float* z, std::int64_t n, double z_max) {
   double sum = 0.0;
   for (std::int64_t i = 0; i < n; ++i) {
@@ -222,16 +221,32 @@ struct Choice {
   float logprob;
 };
 
+// A token's log-probability by the softmax of a whole row, and the most likely tokens where there is room for them.
+float logprob_dense(const float* z, std::int64_t n, float z_max, std::int32_t id, ChairliftTop* top) {
+  const double sum = sum_of_exp(z, n, z_max);
+  if (top != nullptr) {
+    TopTokens best(top->capacity);
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (z[i] > -kInfinity) {
+        best.offer(z[i], static_cast<std::int32_t>(i));
+      }
+    }
+    best.write(*top, id, z[id], z_max, sum);
+  }
+  return log_share(z[id], z_max, sum);
+}
+
 Choice choose_dense(const float* z, std::int64_t n, std::int32_t argmax, const ChairliftSampleParams& params,
-                    bool greedy) {
+                    bool greedy, ChairliftTop* top) {
   const auto id = greedy ? argmax : gumbel_max_dense(z, n, argmax, Noise(params)).id;
   if (params.want_logprob == 0) {
     return {id, std::numeric_limits<float>::quiet_NaN()};
   }
-  return {id, log_share(z, id, z[argmax], sum_of_exp(z, n, z[argmax]))};
+  return {id, logprob_dense(z, n, z[argmax], id, top)};
 }
 
-Choice choose_filtered(const float* z, std::int64_t n, std::int32_t argmax, const ChairliftSampleParams& params) {
+Choice choose_filtered(const float* z, std::int64_t n, std::int32_t argmax, const ChairliftSampleParams& params,
+                       ChairliftTop* top) {
   thread_local Ids ids;
   ids.clear();
   const bool by_rank = params.top_k > 0 && params.top_k < n;
@@ -256,7 +271,14 @@ Choice choose_filtered(const float* z, std::int64_t n, std::int32_t argmax, cons
     best.offer(z[id] + noise.of(id), id);
     sum += std::exp(z[id] - z_max);
   }
-  return {best.id, log_share(z, best.id, z_max, sum)};
+  if (top != nullptr) {
+    TopTokens likeliest(top->capacity);
+    for (const auto id : ids) {
+      likeliest.offer(z[id], id);
+    }
+    likeliest.write(*top, best.id, z[best.id], z_max, sum);
+  }
+  return {best.id, log_share(z[best.id], z_max, sum)};
 }
 
 // Index of the first maximum, or -1 if a logit is not a number, or is infinite: computing went wrong. Tokens that are
@@ -285,7 +307,7 @@ void scale(const float* logits, std::int64_t n, float highest, float temperature
 
 CHAIRLIFT_API std::int32_t chairlift_sample_row(const float* logits, std::int64_t num_logits,
                                                 const ChairliftSampleParams* params, std::int32_t* token,
-                                                float* logprob) try {
+                                                float* logprob, ChairliftTop* top) try {
   thread_local std::vector<float> z;
   const auto argmax = first_maximum(logits, num_logits);
   if (argmax < 0) {
@@ -299,16 +321,34 @@ CHAIRLIFT_API std::int32_t chairlift_sample_row(const float* logits, std::int64_
   const bool filtered = (params->top_k > 0 && params->top_k < num_logits) || params->top_p < 1.0 || params->min_p > 0.0;
   Choice choice{};
   if (greedy) {
-    choice = choose_dense(logits, num_logits, argmax, *params, true);
+    choice = choose_dense(logits, num_logits, argmax, *params, true, top);
   } else {
     scale(logits, num_logits, highest, static_cast<float>(params->temperature), z);
     // Division can make neighbours equal: the first maximum may come earlier now.
     const auto first = first_maximum(z.data(), num_logits);
-    choice = filtered ? choose_filtered(z.data(), num_logits, first, *params)
-                      : choose_dense(z.data(), num_logits, first, *params, false);
+    choice = filtered ? choose_filtered(z.data(), num_logits, first, *params, top)
+                      : choose_dense(z.data(), num_logits, first, *params, false, top);
   }
   *token = choice.id;
   *logprob = choice.logprob;
+  return kChairliftSampleOk;
+} catch (const std::bad_alloc&) {
+  return kChairliftSampleNoMemory;
+}
+
+CHAIRLIFT_API std::int32_t chairlift_row_logprobs(const float* logits, std::int64_t num_logits, std::int32_t token,
+                                                  float* logprob, ChairliftTop* top) try {
+  if (token < 0 || token >= num_logits) {
+    return kChairliftSampleUnknownId;
+  }
+  const auto argmax = first_maximum(logits, num_logits);
+  if (argmax < 0) {
+    return kChairliftSampleNotFinite;
+  }
+  if (logits[token] == -kInfinity) {
+    return kChairliftSampleNothing;
+  }
+  *logprob = logprob_dense(logits, num_logits, logits[argmax], token, top);
   return kChairliftSampleOk;
 } catch (const std::bad_alloc&) {
   return kChairliftSampleNoMemory;

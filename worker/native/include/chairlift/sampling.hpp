@@ -22,12 +22,25 @@ enum ChairliftSampleStatus : std::int32_t {
   kChairliftSampleNotFinite = 1,  // a logit is not a number, or infinite; -infinity may be, for a token never chosen
   kChairliftSampleNothing = 2,    // no token has any probability
   kChairliftSampleNoMemory = 3,   // there is none for the scratch space
+  kChairliftSampleUnknownId = 4,  // a token id is outside the row; see processors.hpp
 };
 
-// Writes the token, and its log-probability among the survivors if wanted (else NaN). Scratch memory is the calling
-// thread's own.
+// Room for the most likely tokens of a row, and how many there are.
+struct ChairliftTop {
+  std::int32_t capacity;  // at least 1
+  std::int32_t size;      // written
+  std::int32_t* ids;      // written: most likely first, of equal ones the lowest id
+  float* logprobs;        // written
+};
+
+// Writes the token, and its log-probability among the survivors if wanted (else NaN); and the most likely survivors, if
+// `top` is not null, the token always among them. Scratch memory is the calling thread's own.
 std::int32_t chairlift_sample_row(const float* logits, std::int64_t num_logits, const ChairliftSampleParams* params,
-                                  std::int32_t* token, float* logprob);
+                                  std::int32_t* token, float* logprob, ChairliftTop* top);
+
+// Writes the log-probability of `token`, and the most likely tokens, by the log-softmax of the row.
+std::int32_t chairlift_row_logprobs(const float* logits, std::int64_t num_logits, std::int32_t token, float* logprob,
+                                    ChairliftTop* top);
 
 // One Philox4x32-10 block; for tests against the published vectors.
 void chairlift_philox4x32(const std::uint32_t* counter, const std::uint32_t* key, std::uint32_t* out);

@@ -41,8 +41,8 @@ def philox(counter: npt.NDArray[np.uint32], key: tuple[int, int]) -> npt.NDArray
     return c.astype(np.uint32)
 
 
-def gumbel_noise(num_tokens: int, seed: int, index: int) -> npt.NDArray[np.float64]:
-    """The noise of every token id."""
+def noise_bits(num_tokens: int, seed: int, index: int) -> npt.NDArray[np.uint64]:
+    """The 52 bits of every token id's uniform."""
     ids = np.arange(num_tokens)
     counter = np.zeros((num_tokens, 4), np.uint32)
     counter[:, 0] = ids // 2
@@ -50,7 +50,12 @@ def gumbel_noise(num_tokens: int, seed: int, index: int) -> npt.NDArray[np.float
     words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32)).astype(np.uint64)
     odd = (ids % 2).astype(bool)
     high, low = np.where(odd, words[:, 2], words[:, 0]), np.where(odd, words[:, 3], words[:, 1])
-    uniform = (((high << np.uint64(32)) | low) >> np.uint64(12)).astype(np.float64)
+    return ((high << np.uint64(32)) | low) >> np.uint64(12)
+
+
+def gumbel_noise(num_tokens: int, seed: int, index: int) -> npt.NDArray[np.float64]:
+    """The noise of every token id."""
+    uniform = noise_bits(num_tokens, seed, index).astype(np.float64)
     return -np.log(-np.log1p(-(uniform + 0.5) / 2.0**52))
 
 

@@ -50,9 +50,7 @@ class Sampler:
         cannot be sampled gets an error of its own.
         """
         sampling = [row for row in rows if row.sample is not None]
-        num_places = sum([row.num_sampled for row in sampling])
-        if logits.ndim != 2 or logits.shape[0] != num_places or logits.dtype != torch.float32:
-            raise ValueError(f"{num_places} places are sampled, logits are {tuple(logits.shape)} of {logits.dtype}")
+        check_logits(logits, sampling)
         logits = logits.cpu().contiguous()
         vocab_size = logits.shape[1]
         address, row_bytes = logits.data_ptr(), vocab_size * logits.element_size()
@@ -83,11 +81,9 @@ class Sampler:
                 self._on_row(uid, spec.index)
             choice = self._choose(spec, place)
         except Exception as error:  # noqa: BLE001 - whatever one row's processing raises must end that request only
-            return failed_row(uid, f"POISONED_REQUEST: sampling raised {type(error).__name__}: {error}")
-        if choice.status is SampleStatus.NOT_FINITE:
-            return failed_row(uid, f"NUMERICAL_ERROR: the logits of token {spec.index} are not finite numbers.")
-        if choice.status is SampleStatus.NOTHING:
-            return failed_row(uid, f"NUMERICAL_ERROR: no token has any probability at token {spec.index}.")
+            return failed_row(uid, sampling_error(error))
+        if choice.status is not SampleStatus.OK:
+            return failed_row(uid, status_error(choice.status, spec.index))
         return RowResult(uid=uid, token_id=choice.token_id, logprob=choice.logprob, top=choice.top)
 
     def _choose(self, spec: SampleSpec, place: _Place) -> Choice:
@@ -117,3 +113,22 @@ class Sampler:
         if len(self._processed) != num_logits:
             self._processed = (ctypes.c_float * num_logits)()
         return ctypes.addressof(self._processed)
+
+
+def check_logits(logits: torch.Tensor, rows: Iterable[RowPlan]) -> None:
+    """Raises ValueError unless these are the logits of the places that are sampled at."""
+    num_places = sum([row.num_sampled for row in rows])
+    if logits.ndim != 2 or logits.shape[0] != num_places or logits.dtype != torch.float32:
+        raise ValueError(f"{num_places} places are sampled, logits are {tuple(logits.shape)} of {logits.dtype}")
+
+
+def sampling_error(error: Exception) -> str:
+    """What a request is told whose sampling raised."""
+    return f"POISONED_REQUEST: sampling raised {type(error).__name__}: {error}"
+
+
+def status_error(status: SampleStatus, index: int) -> str:
+    """What a request is told whose logits no token can be chosen from; `index` is that token's."""
+    if status is SampleStatus.NOT_FINITE:
+        return f"NUMERICAL_ERROR: the logits of token {index} are not finite numbers."
+    return f"NUMERICAL_ERROR: no token has any probability at token {index}."

@@ -52,6 +52,9 @@ def all_seen() -> Iterator[Counter[str]]:
             "evicted though any two fit",
             "steps on the fast path",
             "graphs",
+            "on lagging queues",
+            "swapped on lagging queues",
+            "carried on lagging queues",
         }
         assert not [name for name in kinds if seen[name] < 5]
 
@@ -178,6 +181,10 @@ def note(seen: Counter[str], workload: Workload, rig: Rig) -> None:
     seen["carried"] += sum(row.carry for plan in rig.executor.plans for row in plan.rows)
     seen["drafts that held"] += counters.accepted_draft_tokens
     seen["drafts that did not"] += counters.draft_tokens - counters.accepted_draft_tokens
+    if shape.lag is not None:
+        seen["on lagging queues"] += 1
+        seen["swapped on lagging queues"] += counters.preemptions_swap
+        seen["carried on lagging queues"] += sum(row.carry for plan in rig.executor.plans for row in plan.rows)
     seen["sharing"] += shape.sharing
     seen["evicted though any two fit"] += workload.fits_pairwise(rig.layout) and any(end.preemptions for end in endings)
     for end in endings:

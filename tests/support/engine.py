@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from chairlift_worker.attention.native_kernel import Isa
 from chairlift_worker.control import Control
+from chairlift_worker.device_executor import DeviceExecutor
 from chairlift_worker.engine import Engine
 from chairlift_worker.executor import ModelExecutor
 from chairlift_worker.faults import Faults
@@ -32,10 +33,11 @@ from chairlift_worker.ipc.messages import (
 from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.kv.layout import CacheLayout, make_layout
 from chairlift_worker.kv.memory import PagedMemory
+from chairlift_worker.launched import LaunchedStep
 from chairlift_worker.model import load_model
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.pass_config import PassConfig
-from chairlift_worker.pipeline import Pipeline
+from chairlift_worker.pipeline import LaunchedSteps, Pipeline, Steps
 from chairlift_worker.plan import StepPlan, StepResult
 from chairlift_worker.roster import Roster
 from chairlift_worker.runner import Runner
@@ -50,6 +52,7 @@ from chairlift_worker.swap.space import SwapSpace
 
 from support.decoder_runner import decoder_runner
 from support.foresight import Seer
+from support.lagging import Clockwork
 from support.runners import PLAIN, module_runner
 
 LIMITS = StepLimits(
@@ -80,6 +83,7 @@ class Shape:
     passes: PassConfig = PLAIN
     drafts: DraftLimits | None = None
     draft_costs: StepCosts = ALWAYS_DRAFT
+    lag: int | None = None  # steps run on a device's queues that lag behind each other, by this seed
     foresight: bool = False  # drafts come from what is known of the outputs, not from looking up
 
     def layout(self, model: LoadedModel) -> CacheLayout:
@@ -106,6 +110,18 @@ class Recorder:
     def execute(self, plan: StepPlan, carried: Mapping[int, int]) -> StepResult:
         self.plans.append(plan)
         return self._executor.execute(plan, carried)
+
+
+class LaunchRecorder:
+    """A launcher that remembers its plans."""
+
+    def __init__(self, launcher: DeviceExecutor) -> None:
+        self._launcher = launcher
+        self.plans: list[StepPlan] = []
+
+    def begin(self, plan: StepPlan) -> LaunchedStep:
+        self.plans.append(plan)
+        return self._launcher.begin(plan)
 
 
 class Inbox(list[bytes]):
@@ -196,11 +212,10 @@ class Rig:
         self.layout = shape.layout(model)
         self.runner = _runner(model, shape)
         self.mover = SwapMover(sectors=self.runner.cache.sectors, num_slots=shape.swap_slots)
-        self.executor = Recorder(ModelExecutor(runner=self.runner, mover=self.mover, faults=Faults(faults)))
+        self.executor, self.pipeline = _steps(shape, self.runner, self.mover, Faults(faults))
         self.memory = PagedMemory(num_pages=shape.num_sectors, layout=self.layout, sharing=shape.sharing)
         self.swap = SwapSpace(pool=SwapPool(num_slots=shape.swap_slots), costs=shape.costs)
         self.roster = Roster(memory=self.memory, swap=self.swap)
-        self.pipeline = Pipeline(executor=self.executor, depth=shape.depth)
         self.channel = ListChannel()
         self.engine = Engine(
             channel=self.channel,
@@ -292,3 +307,12 @@ def _speculator(shape: Shape, texts: Mapping[int, Sequence[int]]) -> Speculator 
     if shape.foresight:
         return Seer(limits=shape.drafts, costs=shape.draft_costs, texts=texts)
     return Speculator(limits=shape.drafts, costs=shape.draft_costs)
+
+
+def _steps(shape: Shape, runner: Runner, mover: SwapMover, faults: Faults) -> tuple[Recorder | LaunchRecorder, Steps]:
+    if shape.lag is None:
+        recorder = Recorder(ModelExecutor(runner=runner, mover=mover, faults=faults))
+        return recorder, Pipeline(executor=recorder, depth=shape.depth)
+    queues = Clockwork(shape.lag).queues()
+    launches = LaunchRecorder(DeviceExecutor(runner=runner, mover=mover, queues=queues, faults=faults))
+    return launches, LaunchedSteps(launcher=launches, depth=shape.depth)

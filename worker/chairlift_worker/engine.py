@@ -20,7 +20,7 @@ from chairlift_worker.ipc.messages import (
     encode,
 )
 from chairlift_worker.ipc.status import Phase
-from chairlift_worker.pipeline import Pipeline
+from chairlift_worker.pipeline import Steps
 from chairlift_worker.request import Request
 from chairlift_worker.roster import Roster
 from chairlift_worker.scheduler import Scheduler
@@ -40,7 +40,7 @@ class Engine:
         channel: WorkerChannel,
         roster: Roster,
         scheduler: Scheduler,
-        pipeline: Pipeline,
+        pipeline: Steps,
         control: Control,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:

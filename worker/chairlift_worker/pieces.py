@@ -54,6 +54,11 @@ class Pieces:
         self._careful_steps = 0  # left
         self.last_times = PassTimes()
 
+    @property
+    def is_careful(self) -> bool:
+        """Whether passes are kept small, since one has found no memory."""
+        return self._careful_steps > 0
+
     def compute(self, plan: StepPlan, carried: Mapping[int, int]) -> tuple[RowResult, ...]:
         """The results of a plan's rows, in their order. What the model raises for other reasons passes through."""
         self.last_times = PassTimes()

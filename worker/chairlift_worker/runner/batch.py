@@ -6,6 +6,7 @@ pages are handled by numpy.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,41 @@ class StepBatch:
     sampled: torch.Tensor  # (sampled places,) int64; places of the tokens whose logits are wanted
     metadata: tuple[StepMetadata | PageRows, ...]  # one for each group of layers
     in_place: bool  # whether it takes the decode fast path: the metadata is then in memory that stays the same
+
+    def copied(self, device: torch.device) -> StepBatch:
+        """The same in other memory, on that device. It takes rows that are told as tables of pages."""
+        return StepBatch(
+            input_ids=self.input_ids.to(device, copy=True),
+            position_ids=self.position_ids.to(device, copy=True),
+            sampled=self.sampled.to(device, copy=True),
+            metadata=tuple(_copied(rows, device) for rows in self.metadata),
+            in_place=self.in_place,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LateTokens:
+    """Tokens of a batch that only the device knows by now: those that the step before samples there."""
+
+    places: torch.Tensor  # int64; where they go among the batch's tokens
+    sources: torch.Tensor  # int64; where they are among the tokens of the step before
+
+    def put(self, input_ids: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Puts them into (1, tokens) ids, in the order of the stream."""
+        places, sources = (_sent(numbers, tokens.device) for numbers in (self.places, self.sources))
+        input_ids[0].index_copy_(0, places, tokens.index_select(0, sources))
+
+
+def find_late(rows: Sequence[RowPlan], place_of: Mapping[int, int]) -> LateTokens | None:
+    """The carried tokens that have a place among the tokens of the step before, by uid; None if there are none."""
+    ends = itertools.accumulate(row.num_tokens for row in rows)
+    found = [
+        (end - 1, place_of[row.uid]) for row, end in zip(rows, ends, strict=True) if row.carry and row.uid in place_of
+    ]
+    if not found:
+        return None
+    places, sources = zip(*found, strict=True)
+    return LateTokens(torch.tensor(places), torch.tensor(sources))
 
 
 class BatchBuilder:
@@ -87,6 +123,21 @@ class BatchBuilder:
 
     def _tensor(self, values: Ints) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def _copied(rows: StepMetadata | PageRows, device: torch.device) -> PageRows:
+    assert isinstance(rows, PageRows)
+    return PageRows(
+        window=rows.window,
+        first=rows.first.to(device, copy=True),
+        start=rows.start.to(device, copy=True),
+        tables=rows.tables.to(device, copy=True),
+    )
+
+
+def _sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy there, without waiting for it."""
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
 
 
 def _ints(values: array[int]) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from chairlift_worker.attention.base import AttentionBackend, RowForm
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.interface import STEP_KEYWORD, AttentionSwitch
-from chairlift_worker.runner.batch import StepBatch
+from chairlift_worker.runner.batch import LateTokens, StepBatch
 
 
 class Forward(Protocol):
@@ -21,6 +22,37 @@ class Forward(Protocol):
     def __call__(self, batch: StepBatch) -> torch.Tensor:
         """(sampled places, vocabulary) float32 logits, in the batch's order."""
         ...
+
+
+class Pass(Protocol):
+    """A forward pass that is ready to be done."""
+
+    def send(self) -> None:
+        """Brings its batch to the device."""
+        ...
+
+    def run(self, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """The logits, once the batch is there. `tokens` are those of the step before, for those that come late."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPass:
+    """One whose batch is there already."""
+
+    forward: Forward
+    batch: StepBatch
+    late: LateTokens | None
+
+    def send(self) -> None:
+        """See `Pass`."""
+
+    def run(self, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Pass`."""
+        if self.late is not None:
+            assert tokens is not None, "the batch waits for tokens of the step before"
+            self.late.put(self.batch.input_ids, tokens)
+        return self.forward(self.batch)
 
 
 class ModuleForward:

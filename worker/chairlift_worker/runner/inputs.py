@@ -1,11 +1,16 @@
 """Memory that stays where it is for all that a step's forward pass reads: what graphs are captured with.
 
-Every shape is a view of the same memory. What pads a batch belongs to nobody: token 0 from position 0 on, in rows whose
-pages are all the first block of the null sector. They write there and read only what they have written in the same
-step; under backends that read pages in place nobody else looks at the null sector.
+A batch is put together in memory of the host, pinned where that means something, and copied from there, each tensor in
+one piece: nothing waits for the device. Every shape is a view of the same memory.
+
+What pads a batch belongs to nobody: token 0 from position 0 on, in rows whose pages are all the first block of the null
+sector. They write there and read only what they have written in the same step; under backends that read pages in place
+nobody else looks at the null sector.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -15,25 +20,36 @@ from chairlift_worker.runner.batch import StepBatch
 from chairlift_worker.runner.padding import PaddedShape
 
 
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """A padded batch on the host, and where it goes."""
+
+    source: StepBatch
+    target: StepBatch
+
+    def send(self) -> StepBatch:
+        """Copies it there, in the order of the stream. The source must be left alone until that is done."""
+        for there, here in zip(tensors_of(self.target), tensors_of(self.source), strict=True):
+            there.copy_(here, non_blocking=True)
+        return self.target
+
+
 class StaticInputs:
     """Room for one batch of any shape up to the largest. Holds one step at a time."""
 
     def __init__(self, *, layout: CacheLayout, num_sectors: int, largest: PaddedShape, device: torch.device) -> None:
         """Padding points to sector number `num_sectors`, the null sector."""
-        self._layout = layout
         self._null_units = [num_sectors * layout.sector_units(group) for group in layout.groups]
-        tokens, rows = largest.num_tokens, largest.num_rows
-        self._input_ids = torch.zeros((1, tokens), dtype=torch.int64, device=device)
-        self._position_ids = torch.zeros((1, tokens), dtype=torch.int64, device=device)
-        self._sampled = torch.zeros(largest.num_sampled, dtype=torch.int64, device=device)
-        self._first = torch.zeros(rows + 1, dtype=torch.int32, device=device)
-        self._start = torch.zeros(rows, dtype=torch.int32, device=device)
-        widths = [_width(layout, number, largest.context_len) for number in range(len(layout.groups))]
-        self._tables = [torch.zeros(rows * width, dtype=torch.int32, device=device) for width in widths]
+        self._source = _Room(layout, largest, torch.device("cpu"), pinned=device.type == "cuda")
+        self._target = _Room(layout, largest, device)
 
     def fill(self, batch: StepBatch, shape: PaddedShape) -> StepBatch:
         """The batch, padded, in this memory. It takes rows that are told as tables of pages."""
-        view = self._view(batch, shape)
+        return self.stage(batch, shape).send()
+
+    def stage(self, batch: StepBatch, shape: PaddedShape) -> StagedBatch:
+        """The batch, padded, on the host. What was staged before must have been sent."""
+        view = self._source.view(batch, shape)
         num_tokens, num_sampled = batch.input_ids.shape[1], batch.sampled.shape[0]
         view.input_ids[0, :num_tokens] = batch.input_ids[0]
         view.input_ids[0, num_tokens:] = 0
@@ -47,25 +63,47 @@ class StaticInputs:
         positions = [torch.arange(size) for size in sizes]
         if positions:
             view.position_ids[0, num_tokens:] = torch.cat(positions)
-        self._first[: num_rows + 1] = rows.first
-        self._first[num_rows + 1 : shape.num_rows + 1] = num_tokens + torch.tensor(sizes, dtype=torch.int32).cumsum(0)
-        self._start[:num_rows] = rows.start
-        self._start[num_rows : shape.num_rows] = 0
+        self._source.first[: num_rows + 1] = rows.first
+        ends = num_tokens + torch.tensor(sizes, dtype=torch.int32).cumsum(0)
+        self._source.first[num_rows + 1 : shape.num_rows + 1] = ends
+        self._source.start[:num_rows] = rows.start
+        self._source.start[num_rows : shape.num_rows] = 0
         for own, padded, null in zip(batch.metadata, view.metadata, self._null_units, strict=True):
             assert isinstance(own, PageRows)
             assert isinstance(padded, PageRows)
             padded.tables[:num_rows, : own.tables.shape[1]] = own.tables  # what stands behind has no meaning
             padded.tables[num_rows:] = null
-        return view
+        return StagedBatch(view, self._target.view(batch, shape))
 
-    def _view(self, batch: StepBatch, shape: PaddedShape) -> StepBatch:
+
+class _Room:
+    """The tensors of a batch of the largest shape, on one side."""
+
+    def __init__(
+        self, layout: CacheLayout, largest: PaddedShape, device: torch.device, *, pinned: bool = False
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
+
+        self._layout = layout
+        tokens, rows = largest.num_tokens, largest.num_rows
+        self._input_ids = zeros(1, tokens, dtype=torch.int64)
+        self._position_ids = zeros(1, tokens, dtype=torch.int64)
+        self._sampled = zeros(largest.num_sampled, dtype=torch.int64)
+        self.first = zeros(rows + 1, dtype=torch.int32)
+        self.start = zeros(rows, dtype=torch.int32)
+        widths = [_width(layout, number, largest.context_len) for number in range(len(layout.groups))]
+        self._tables = [zeros(rows * width, dtype=torch.int32) for width in widths]
+
+    def view(self, batch: StepBatch, shape: PaddedShape) -> StepBatch:
+        """Its memory as a batch of this shape, whose groups of layers have the windows of the given batch."""
         rows = shape.num_rows
         metadata = []
         for number, (own, memory) in enumerate(zip(batch.metadata, self._tables, strict=True)):
             width = _width(self._layout, number, shape.context_len)
             tables = memory[: rows * width].view(rows, width)
             metadata.append(
-                PageRows(window=own.window, first=self._first[: rows + 1], start=self._start[:rows], tables=tables)
+                PageRows(window=own.window, first=self.first[: rows + 1], start=self.start[:rows], tables=tables)
             )
         return StepBatch(
             input_ids=self._input_ids[:, : shape.num_tokens],

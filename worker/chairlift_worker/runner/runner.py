@@ -11,8 +11,9 @@ import torch
 
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.plan import NOTHING_CARRIED, StepPlan
-from chairlift_worker.runner.batch import BatchBuilder
-from chairlift_worker.runner.forward import Forward
+from chairlift_worker.runner.batch import BatchBuilder, StepBatch, find_late
+from chairlift_worker.runner.forward import Forward, Pass, PlainPass
+from chairlift_worker.runner.replay import GraphForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,13 @@ class Runner:
         """
         self.cache = cache
         self._forward = forward
+        self._device = cache.sectors.device
+        # Tables of pages are made on the host: memory that stays where it is, or one copy, brings them to the device.
+        self._batch_device = torch.device("cpu") if forward.form == "pages" else self._device
         self._builder = BatchBuilder(
             layout=cache.layout,
             num_sectors=cache.num_sectors,
-            device=cache.sectors.device,
+            device=self._batch_device,
             form=forward.form,
             max_blocks=max_blocks_per_request,
             max_rows=max_requests,
@@ -56,9 +60,32 @@ class Runner:
         Raises ValueError for a plan that breaks its rules, and whatever the model raises.
         """
         began = time.monotonic_ns()
-        batch = self._builder.build(plan, carried)
+        batch = self._build(plan, carried)
+        if not isinstance(self._forward, GraphForward) and self._batch_device != self._device:
+            batch = batch.copied(self._device)
         built = time.monotonic_ns()
-        self.steps_by_path["decode" if batch.in_place else "varlen"] += 1
         logits = self._forward(batch)
         self.last_times = StepTimes(build_ns=built - began, forward_ns=time.monotonic_ns() - built)
         return logits
+
+    @torch.inference_mode()
+    def prepare(
+        self,
+        plan: StepPlan,
+        carried: Mapping[int, int] = NOTHING_CARRIED,
+        place_of: Mapping[int, int] = NOTHING_CARRIED,
+    ) -> Pass:
+        """The same as a pass that is yet to be done.
+
+        Of rows with `carry` that `place_of` has the uid of, it takes the token there among those of the step before.
+        """
+        batch = self._build(plan, {**dict.fromkeys(place_of, 0), **carried} if place_of else carried)
+        late = find_late(plan.rows, place_of)
+        if isinstance(self._forward, GraphForward):
+            return self._forward.prepare(batch, late)
+        return PlainPass(self._forward, batch.copied(self._device) if self._forward.form == "pages" else batch, late)
+
+    def _build(self, plan: StepPlan, carried: Mapping[int, int]) -> StepBatch:
+        batch = self._builder.build(plan, carried)
+        self.steps_by_path["decode" if batch.in_place else "varlen"] += 1
+        return batch

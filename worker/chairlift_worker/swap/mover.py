@@ -20,11 +20,14 @@ class SwapMover:
         self._slots.zero_()
 
     def move(self, moves: Moves) -> None:
-        """Copies out, then in, a run of neighbours at a time; before the step writes anything."""
+        """Copies out, then in, a run of neighbours at a time; before the step writes anything.
+
+        On a GPU the copies are done in the order of the stream, and nobody has waited for them afterwards.
+        """
         for sector, slot, length in contiguous_runs(moves.outs):
-            self._slots[slot : slot + length].copy_(self._sectors[sector : sector + length])
+            self._slots[slot : slot + length].copy_(self._sectors[sector : sector + length], non_blocking=True)
         for slot, sector, length in contiguous_runs(moves.ins):
-            self._sectors[sector : sector + length].copy_(self._slots[slot : slot + length])
+            self._sectors[sector : sector + length].copy_(self._slots[slot : slot + length], non_blocking=True)
 
 
 def contiguous_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

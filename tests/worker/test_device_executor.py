@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from chairlift_worker.device_executor import DeviceExecutor
-from chairlift_worker.ipc.messages import EndingReason, SamplingMsg
+from chairlift_worker.ipc.messages import EndingReason, ProcessorsMsg, SamplingMsg
 from chairlift_worker.queues import Mark
 from chairlift_worker.runner.replay import _Replay
 from support.engine import LIMITS, Rig, Shape, loaded
@@ -26,9 +26,13 @@ SHAPE = Shape(
     passes=captured(varlen=True, decode=True),
 )
 SEEDED = SamplingMsg(temperature=1.0, top_k=40, top_p=0.9, min_p=0.0, seed=7)
+# What the device does not sample: the host does, and looks at tokens that the device has sampled before.
+PENALISED = SamplingMsg(
+    temperature=0.7, top_k=0, top_p=1.0, min_p=0.0, seed=8, processors=ProcessorsMsg(frequency_penalty=1.5)
+)
 JOBS = [
     Job(prompt=random_ids(5 + number, number), max_new_tokens=24, sampling=sampling)
-    for number, sampling in enumerate([GREEDY, SEEDED] * 4)
+    for number, sampling in enumerate([GREEDY, SEEDED, GREEDY, PENALISED] * 2)
 ]
 LANES = ("compute", "inputs", "copies", "results")
 

@@ -13,6 +13,7 @@ from chairlift_worker.attention.choice import find_faults
 from chairlift_worker.config import ModelFacts, WorkerConfig, resolve
 from chairlift_worker.control import Control
 from chairlift_worker.decoder.recipe import recipe_fault
+from chairlift_worker.device_executor import DeviceExecutor
 from chairlift_worker.engine import Engine
 from chairlift_worker.executor import ModelExecutor
 from chairlift_worker.faults import Faults
@@ -28,7 +29,8 @@ from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.model.loader import load_model
 from chairlift_worker.model.weights import LiveWeights
 from chairlift_worker.pace import Pace
-from chairlift_worker.pipeline import Pipeline
+from chairlift_worker.pipeline import LaunchedSteps, Pipeline, Steps
+from chairlift_worker.queues import queues_for
 from chairlift_worker.roster import Roster
 from chairlift_worker.runner import Forward, Runner
 from chairlift_worker.scheduler import Scheduler, StepLimits
@@ -49,7 +51,7 @@ class Parts:
     roster: Roster
     scheduler: Scheduler
     executor: ModelExecutor
-    pipeline_depth: int
+    steps: Steps  # that run on it, or on the device
     control: Control
     ready: ReadyMsg  # what the worker says of itself
 
@@ -75,7 +77,9 @@ def build(settings: WorkerSettings, channel: WorkerChannel, *, incarnation: int 
     cache = _cache(config, model)
     depth = 2 if config.use_async_batching else 1  # steps in flight
     computation = make_computation(config, model, cache, num_inputs=depth)
-    executor = _executor(config, computation.forward, cache, faults)
+    runner = _runner(config, computation.forward, cache)
+    mover = SwapMover(sectors=cache.sectors, num_slots=config.num_swap_blocks)
+    executor = ModelExecutor(runner=runner, mover=mover, faults=faults)
     channel.status.set(phase=Phase.WARMING)
     executor.warm_up()
     memory = PagedMemory(num_pages=config.num_blocks, layout=config.layout, sharing=config.allow_block_sharing)
@@ -85,7 +89,7 @@ def build(settings: WorkerSettings, channel: WorkerChannel, *, incarnation: int 
         roster=roster,
         scheduler=_scheduler(config, roster, executor, model.context_len),
         executor=executor,
-        pipeline_depth=depth,
+        steps=_steps(runner, mover, executor, faults, depth=depth),
         control=Control(
             roster=roster,
             weights=LiveWeights(module=model.module, take=computation.take, overridden=model.overridden),
@@ -100,7 +104,7 @@ def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
         channel=channel,
         roster=parts.roster,
         scheduler=parts.scheduler,
-        pipeline=Pipeline(executor=parts.executor, depth=parts.pipeline_depth),
+        pipeline=parts.steps,
         control=parts.control,
     )
 
@@ -114,15 +118,22 @@ def _cache(config: WorkerConfig, model: LoadedModel) -> PagedCache:
         raise SettingError(f"num_blocks = {config.num_blocks}: there is no memory for such a cache") from error
 
 
-def _executor(config: WorkerConfig, forward: Forward, cache: PagedCache, faults: Faults) -> ModelExecutor:
-    runner = Runner(
+def _runner(config: WorkerConfig, forward: Forward, cache: PagedCache) -> Runner:
+    return Runner(
         forward=forward,
         cache=cache,
         max_blocks_per_request=config.max_blocks_per_request,
         max_requests=config.max_requests_per_batch,
     )
-    mover = SwapMover(sectors=cache.sectors, num_slots=config.num_swap_blocks)
-    return ModelExecutor(runner=runner, mover=mover, faults=faults)
+
+
+def _steps(runner: Runner, mover: SwapMover, executor: ModelExecutor, faults: Faults, *, depth: int) -> Steps:
+    """What keeps `depth` steps in flight: a GPU itself, or on a CPU a thread."""
+    device = runner.cache.sectors.device
+    if device.type == "cpu":
+        return Pipeline(executor=executor, depth=depth)
+    launcher = DeviceExecutor(runner=runner, mover=mover, queues=queues_for(device), faults=faults)
+    return LaunchedSteps(launcher=launcher, depth=depth)
 
 
 def _scheduler(config: WorkerConfig, roster: Roster, executor: ModelExecutor, max_len: int) -> Scheduler:

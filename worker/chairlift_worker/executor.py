@@ -69,9 +69,9 @@ class ModelExecutor:
         tables = tuple(array("i", [number]) for number in range(len(layout.groups)))
         row = RowPlan(uid=0, tokens=tokens, start=0, num_tokens=num_tokens, tables=tables, sample=_GREEDY)
         plan = StepPlan(step=0, rows=(row,))
-        forward_ns = min(_timed(lambda: self._runner.forward(plan)) for _ in range(3))
+        forward_ns = min(self._timed(lambda: self._runner.forward(plan)) for _ in range(3))
         moves = Moves(outs=((0, 0),), ins=())
-        copy_ns = min(_timed(lambda: self._mover.move(moves)) for _ in range(5))
+        copy_ns = min(self._timed(lambda: self._mover.move(moves)) for _ in range(5))
         return SwapCosts(token_ns=forward_ns / num_tokens, sector_ns=copy_ns)
 
     def measure_step_costs(self, *, max_tokens: int, max_rows: int) -> StepCosts:
@@ -114,7 +114,7 @@ class ModelExecutor:
         tokens = array("i", [0] * end)
         row = RowPlan(uid=0, tokens=tokens, start=context, num_tokens=length, tables=tables, sample=_GREEDY)
         plan = StepPlan(step=0, rows=(row,) * num_rows)
-        return _timed(lambda: self._runner.forward(plan))
+        return self._timed(lambda: self._runner.forward(plan))
 
     @property
     def _probe_len(self) -> int:
@@ -137,7 +137,15 @@ class ModelExecutor:
             for size in [rest] * (rest > 0) + [self._probe_len] * count
         )
         plan = StepPlan(step=0, rows=rows)
-        return _timed(lambda: self._sampler.sample(self._runner.forward(plan), rows))
+        return self._timed(lambda: self._sampler.sample(self._runner.forward(plan), rows))
+
+    def _timed(self, call: Callable[[], object]) -> int:
+        """Nanoseconds that a call takes, with what it makes the device do."""
+        self._runner.wait()
+        begin = time.monotonic_ns()
+        call()
+        self._runner.wait()
+        return time.monotonic_ns() - begin
 
     def execute(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> StepResult:
         """The plan's result. Whatever the model raises passes through, but that there is no memory."""
@@ -150,10 +158,3 @@ class ModelExecutor:
             build_ns=times.build_ns, forward_ns=times.forward_ns, sample_ns=times.sample_ns, swap_ns=swap_ns
         )
         return StepResult(step=plan.step, rows=rows)
-
-
-def _timed(call: Callable[[], object]) -> int:
-    """Nanoseconds that a call takes."""
-    begin = time.monotonic_ns()
-    call()
-    return time.monotonic_ns() - begin

@@ -85,6 +85,11 @@ class Runner:
             return self._forward.prepare(batch, late)
         return PlainPass(self._forward, batch.copied(self._device) if self._forward.form == "pages" else batch, late)
 
+    def wait(self) -> None:
+        """Until the device has done everything that it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def _build(self, plan: StepPlan, carried: Mapping[int, int]) -> StepBatch:
         batch = self._builder.build(plan, carried)
         self.steps_by_path["decode" if batch.in_place else "varlen"] += 1

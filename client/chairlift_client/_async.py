@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Unpack
 
 from chairlift.v1 import generation_service_pb2, info_service_pb2, text_service_pb2
@@ -110,11 +110,28 @@ class AsyncClient(AsyncConnected):
         return _convert.outcomes(await call(self._stubs.generation.Cancel, request, timeout=timeout))
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool | None = None, timeout: float | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool | None = None,
+        max_tokens: int | None = None,
+        offsets: bool = False,
+        timeout: float | None = None,
     ) -> Tokens:
-        """Turn text into token ids, as a plain prompt is tokenised."""
-        request = text_service_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        """Turn text into token ids, as a plain prompt is tokenised; the first `max_tokens` of them."""
+        request = _requests.tokenize_request(
+            text, add_special_tokens=add_special_tokens, max_tokens=max_tokens, offsets=offsets
+        )
         return _convert.tokens(await call(self._stubs.text.Tokenize, request, timeout=timeout))
+
+    async def tokenize_all(
+        self, texts: Iterable[str], *, add_special_tokens: bool | None = None, timeout: float | None = None
+    ) -> list[Tokens]:
+        """Turn several texts into token ids, in one call."""
+        requests = [_requests.tokenize_request(text, add_special_tokens=add_special_tokens) for text in texts]
+        request = text_service_pb2.BatchTokenizeRequest(requests=requests)
+        answer = await call(self._stubs.text.BatchTokenize, request, timeout=timeout)
+        return [_convert.tokens(each) for each in answer.responses]
 
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout: float | None = None
@@ -123,6 +140,18 @@ class AsyncClient(AsyncConnected):
         request = text_service_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         text: str = (await call(self._stubs.text.Detokenize, request, timeout=timeout)).text
         return text
+
+    async def detokenize_all(
+        self,
+        token_ids: Iterable[Sequence[int]],
+        *,
+        skip_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Turn several lists of token ids into texts, in one call."""
+        request = _requests.batch_detokenize_request(token_ids, skip_special_tokens=skip_special_tokens)
+        answer = await call(self._stubs.text.BatchDetokenize, request, timeout=timeout)
+        return [each.text for each in answer.responses]
 
     async def render_chat(self, chat: Chat, *, timeout: float | None = None) -> RenderedChat:
         """Turn a conversation into the prompt that a generation would have."""

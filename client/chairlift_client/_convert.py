@@ -148,7 +148,12 @@ def outcomes(message: generation_service_pb2.CancelResponse) -> dict[str, Cancel
 
 def tokens(message: text_service_pb2.TokenizeResponse) -> Tokens:
     """`Tokens` of its message."""
-    return Tokens(token_ids=tuple(message.token_ids), tokens=tuple(message.tokens))
+    return Tokens(
+        token_ids=tuple(message.token_ids),
+        tokens=tuple(message.tokens),
+        offsets=tuple(zip(message.starts, message.ends, strict=True)),
+        truncated=message.truncated,
+    )
 
 
 def rendered_chat(message: text_service_pb2.RenderChatResponse) -> RenderedChat:

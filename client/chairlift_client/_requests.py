@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypedDict
 
-from chairlift.v1 import generation_service_pb2, info_service_pb2, request_pb2
+from chairlift.v1 import generation_service_pb2, info_service_pb2, request_pb2, text_service_pb2
 
 from chairlift_client._chat import Chat
 
@@ -128,6 +128,28 @@ def result_request(
     request = generation_service_pb2.ResultRequest(request_id=request_id)
     _assign(request, "from_index", from_index, name="from_index")
     return request
+
+
+def tokenize_request(
+    text: str, *, add_special_tokens: bool | None, max_tokens: int | None = None, offsets: bool = False
+) -> text_service_pb2.TokenizeRequest:
+    """Request of `tokenize`. Raises ValueError for a number of tokens that its field cannot carry."""
+    request = text_service_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens, offsets=offsets)
+    if max_tokens is not None:
+        _assign(request, "max_tokens", max_tokens, name="max_tokens")
+    return request
+
+
+def batch_detokenize_request(
+    token_ids: Iterable[Sequence[int]], *, skip_special_tokens: bool | None
+) -> text_service_pb2.BatchDetokenizeRequest:
+    """Request of `detokenize_all`."""
+    return text_service_pb2.BatchDetokenizeRequest(
+        requests=[
+            text_service_pb2.DetokenizeRequest(token_ids=ids, skip_special_tokens=skip_special_tokens)
+            for ids in token_ids
+        ]
+    )
 
 
 def watch_stats_request(*, interval: float) -> info_service_pb2.WatchStatsRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Unpack
 
 from chairlift.v1 import generation_service_pb2, info_service_pb2, text_service_pb2
@@ -137,15 +137,39 @@ class Client(Connected):
         request = _requests.cancel_request(request_ids=request_ids, session=session)
         return _convert.outcomes(call(self._stubs.generation.Cancel, request, timeout=timeout))
 
-    def tokenize(self, text: str, *, add_special_tokens: bool | None = None, timeout: float | None = None) -> Tokens:
-        """Turn text into token ids, as a plain prompt is tokenised.
+    def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool | None = None,
+        max_tokens: int | None = None,
+        offsets: bool = False,
+        timeout: float | None = None,
+    ) -> Tokens:
+        """Turn text into token ids, as a plain prompt is tokenised; the first `max_tokens` of them.
 
         >>> with Client(target) as client:
         ...     client.tokenize("Hi").token_ids
         (72, 105)
         """
-        request = text_service_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        request = _requests.tokenize_request(
+            text, add_special_tokens=add_special_tokens, max_tokens=max_tokens, offsets=offsets
+        )
         return _convert.tokens(call(self._stubs.text.Tokenize, request, timeout=timeout))
+
+    def tokenize_all(
+        self, texts: Iterable[str], *, add_special_tokens: bool | None = None, timeout: float | None = None
+    ) -> list[Tokens]:
+        """Turn several texts into token ids, in one call.
+
+        >>> with Client(target) as client:
+        ...     [tokens.token_ids for tokens in client.tokenize_all(["H", "Hi"])]
+        [(72,), (72, 105)]
+        """
+        requests = [_requests.tokenize_request(text, add_special_tokens=add_special_tokens) for text in texts]
+        request = text_service_pb2.BatchTokenizeRequest(requests=requests)
+        answer = call(self._stubs.text.BatchTokenize, request, timeout=timeout)
+        return [_convert.tokens(each) for each in answer.responses]
 
     def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout: float | None = None
@@ -159,6 +183,23 @@ class Client(Connected):
         request = text_service_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         text: str = call(self._stubs.text.Detokenize, request, timeout=timeout).text
         return text
+
+    def detokenize_all(
+        self,
+        token_ids: Iterable[Sequence[int]],
+        *,
+        skip_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Turn several lists of token ids into texts, in one call.
+
+        >>> with Client(target) as client:
+        ...     client.detokenize_all([[72], [72, 105]])
+        ['H', 'Hi']
+        """
+        request = _requests.batch_detokenize_request(token_ids, skip_special_tokens=skip_special_tokens)
+        answer = call(self._stubs.text.BatchDetokenize, request, timeout=timeout)
+        return [each.text for each in answer.responses]
 
     def render_chat(self, chat: Chat, *, timeout: float | None = None) -> RenderedChat:
         """Turn a conversation into the prompt that a generation would have.

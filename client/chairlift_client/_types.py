@@ -204,10 +204,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A tokenised text: ids, and their spellings in the vocabulary."""
+    """A tokenised text: ids, and their spellings in the vocabulary.
+
+    `offsets`, if asked, are where each token begins and ends in the text, in characters. `truncated`: there were more
+    than `max_tokens`.
+    """
 
     token_ids: tuple[int, ...]
     tokens: tuple[str, ...]
+    offsets: tuple[tuple[int, int], ...] = ()
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,15 +86,44 @@ class TextServicer(text_service_pb2_grpc.TextServiceServicer):
     def Tokenize(
         self, message: text_service_pb2.TokenizeRequest, context: grpc.ServicerContext
     ) -> text_service_pb2.TokenizeResponse:
+        return self._tokens(message)
+
+    def BatchTokenize(
+        self, message: text_service_pb2.BatchTokenizeRequest, context: grpc.ServicerContext
+    ) -> text_service_pb2.BatchTokenizeResponse:
+        return text_service_pb2.BatchTokenizeResponse(responses=map(self._tokens, message.requests))
+
+    @staticmethod
+    def _tokens(message: text_service_pb2.TokenizeRequest) -> text_service_pb2.TokenizeResponse:
         ids = _model.encode(message.text)
-        return text_service_pb2.TokenizeResponse(token_ids=ids, tokens=[f"<0x{i:02X}>" for i in ids])
+        end = message.max_tokens if message.HasField("max_tokens") else len(ids)
+        answer = text_service_pb2.TokenizeResponse(
+            token_ids=ids[:end], tokens=[f"<0x{i:02X}>" for i in ids[:end]], truncated=end < len(ids)
+        )
+        if message.offsets:
+            places = [place for place, char in enumerate(message.text) for _ in char.encode()][:end]
+            answer.starts.extend(places)
+            answer.ends.extend(place + 1 for place in places)
+        return answer
 
     def Detokenize(
         self, message: text_service_pb2.DetokenizeRequest, context: grpc.ServicerContext
     ) -> text_service_pb2.DetokenizeResponse:
+        return self._text(message, "token_ids", context)
+
+    def BatchDetokenize(
+        self, message: text_service_pb2.BatchDetokenizeRequest, context: grpc.ServicerContext
+    ) -> text_service_pb2.BatchDetokenizeResponse:
+        texts = [self._text(each, f"requests[{i}].token_ids", context) for i, each in enumerate(message.requests)]
+        return text_service_pb2.BatchDetokenizeResponse(responses=texts)
+
+    @staticmethod
+    def _text(
+        message: text_service_pb2.DetokenizeRequest, path: str, context: grpc.ServicerContext
+    ) -> text_service_pb2.DetokenizeResponse:
         for i, token_id in enumerate(message.token_ids):
             if not 0 <= token_id < _model.VOCAB_SIZE:
-                Refusal.field(f"token_ids[{i}]", f"no token {token_id}", reason="UNKNOWN_TOKEN_ID").abort(context)
+                Refusal.field(f"{path}[{i}]", f"no token {token_id}", reason="UNKNOWN_TOKEN_ID").abort(context)
         return text_service_pb2.DetokenizeResponse(text=_model.decode(list(message.token_ids)))
 
     def RenderChat(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by the library: no thread pool of its own, please
 
@@ -27,6 +27,9 @@ MAX_WAITING_TEXTS: Final = 256
 MAX_FILE_BYTES: Final = 128 * 2**20  # of tokenizer.json; the largest in use have a quarter of it
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS: Final = ("additional_special_tokens", "extra_special_tokens")
+
+
+_T = TypeVar("_T")
 
 
 class Tokenizer:
@@ -83,7 +86,20 @@ class Tokenizer:
         A text that begins with BOS gets no second one: it was made by a template, or by someone who knows. Raises
         ServiceError QUEUE_FULL if too many texts wait, ValueError where the tokenizer gives up on the text.
         """
-        return await self._off_loop(text, lambda: self._encode_prompt(text, add_special_tokens=add_special_tokens))
+        return await self._off_loop(text, lambda: _encode_prompt(self, text, add_special_tokens=add_special_tokens))
+
+    async def encode_spans(self, text: str, *, add_special_tokens: bool = True) -> tuple[list[int], list[Span]]:
+        """The same, and where in the text each token stands, in characters; one that was added stands at (0, 0).
+
+        Tokens that share a character have all of it. Raises as `encode_async`.
+        """
+
+        def encode() -> tuple[list[int], list[Span]]:
+            ids = _encode_prompt(self, text, add_special_tokens=add_special_tokens)
+            found = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+            return ids, found.offsets[len(found.ids) - len(ids) :]  # without the first of two BOS
+
+        return await self._off_loop(text, encode)
 
     async def encode_rendered(self, text: str, *, plain: Sequence[Span]) -> list[int]:
         """Ids of what a template wrote, which brings the special tokens itself; off the event loop as `encode_async`.
@@ -95,15 +111,7 @@ class Tokenizer:
             return await self._off_loop(text, lambda: self.encode(text, add_special_tokens=False))
         return await self._off_loop(text, lambda: self._plain_text.encode(text, plain=plain))
 
-    def _encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids = self.encode(text, add_special_tokens=add_special_tokens)
-        if add_special_tokens and ids[:1] == ids[1:2]:
-            own = self.encode(text, add_special_tokens=False)
-            if own[:1] == ids[:1] and own == ids[1 : 1 + len(own)]:
-                return ids[1:]
-        return ids
-
-    async def _off_loop(self, text: str, encode: Callable[[], list[int]]) -> list[int]:
+    async def _off_loop(self, text: str, encode: Callable[[], _T]) -> _T:
         if len(text) <= LONG_TEXT_BYTES and not self._may_take_long:
             return _without_panic(encode)
         if self._num_waiting >= MAX_WAITING_TEXTS:
@@ -155,6 +163,15 @@ class Tokenizer:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _encode_prompt(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    if add_special_tokens and ids[:1] == ids[1:2]:
+        own = tokenizer.encode(text, add_special_tokens=False)
+        if own[:1] == ids[:1] and own == ids[1 : 1 + len(own)]:
+            return ids[1:]
+    return ids
+
+
 def _check_size(path: Path) -> None:
     num_bytes = path.stat().st_size
     if num_bytes > MAX_FILE_BYTES:
@@ -167,8 +184,8 @@ def _has_expressions(backend: tokenizers.Tokenizer) -> bool:
     return any(b'"Regex"' in part.__getstate__() for part in parts)
 
 
-def _without_panic(encode: Callable[[], list[int]]) -> list[int]:
-    """Its ids. Where an expression takes too many steps the library panics, with no Exception: here a ValueError."""
+def _without_panic(encode: Callable[[], _T]) -> _T:
+    """What it makes. Where an expression takes too many steps the library panics, not by an Exception: a ValueError."""
     try:
         return encode()
     except BaseException as error:

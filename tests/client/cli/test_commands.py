@@ -178,7 +178,11 @@ def test_tokenize_and_flush_prefix_cache(server: FakeServer) -> None:
     assert chairlift("tokenize", "Hi", "--target", server.target).stdout == "72 105\n"
     assert chairlift("tokenize", "-", "--target", server.target, stdin="Hi").stdout == "72 105\n"
     shown = json.loads(chairlift("tokenize", "Hi", "--json", "--target", server.target).stdout)
-    assert shown == {"token_ids": [72, 105], "tokens": ["<0x48>", "<0x69>"]}
+    assert shown == {"token_ids": [72, 105], "tokens": ["<0x48>", "<0x69>"], "truncated": False}
+    asked = ("--json", "--offsets", "--max-tokens", "1", "--target", server.target)
+    shown = json.loads(chairlift("tokenize", "Hi", *asked).stdout)
+    assert (shown["offsets"], shown["truncated"]) == ([[0, 1]], True)
+    assert chairlift("tokenize", "Hi", "--offsets", "--target", server.target).returncode == 2
     done = chairlift("flush-prefix-cache", "--json", "--target", server.target)
     assert json.loads(done.stdout) == {"num_blocks": 0}
 

@@ -171,6 +171,8 @@ class App:
                 card.generation_config,
                 model_defaults=settings.service.model_defaults,
                 logprobs=settings.worker.return_logprobs,
+                vocab_size=card.vocab_size,
+                eos_token_ids=card.eos_token_ids,
             )
         except ValueError as error:
             raise WorkerStartError(" ".join(str(error).split())) from error

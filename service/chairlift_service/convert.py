@@ -18,6 +18,7 @@ from chairlift_worker.ipc.messages import (
 
 from chairlift_service import errors
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.requests.top_logprobs import Top
 from chairlift_service.validate import ValidRequest
 
 
@@ -41,6 +42,8 @@ def add_request_msg(
         deadline_ns=deadline_ns,
         priority=request.priority,
         resumed=resumed,
+        top_logprobs=request.top_logprobs,
+        raw_logprobs=request.raw_logprobs,
     )
 
 
@@ -49,6 +52,10 @@ def accepted(
 ) -> event_pb2.Accepted:
     """What holds for a request. `cached_tokens` is None where it has not started."""
     sampling = request.sampling
+    told = request_pb2.SamplingParams(
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
+    )
+    told.MergeFrom(request.processors)
     return event_pb2.Accepted(
         request_id=request.request_id,
         prompt_tokens=request.num_prompt_tokens,
@@ -56,10 +63,9 @@ def accepted(
         max_new_tokens=request.max_new_tokens,
         lowered_by=request.lowered_by,
         seed=sampling.seed,
-        sampling=request_pb2.SamplingParams(
-            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
-        ),
+        sampling=told,
         state=state,
+        min_new_tokens=request.min_new_tokens,
     )
 
 
@@ -71,11 +77,12 @@ def delta(
     text: str,
     logprobs: Sequence[float],
     state: event_pb2.RequestState,
+    tops: Sequence[Top] = (),
 ) -> event_pb2.Delta:
     """Newly generated tokens, in the forms that the request wants.
 
     `index` is that of the first token; `text` is what these tokens completed. `logprobs` has one entry for each
-    token if the request wants them, and is not looked at otherwise.
+    token if the request wants them, and is not looked at otherwise; so has `tops` if it wants more than those.
     """
     message = event_pb2.Delta(index=index, num_tokens=len(token_ids), state=state)
     if request.want_text:
@@ -83,8 +90,10 @@ def delta(
     if request.want_ids:
         message.token_ids.extend(token_ids)
     if request.want_logprobs:
-        for token_id, logprob in zip(token_ids, logprobs, strict=True):
-            message.logprobs.add(chosen=logprob, top=[event_pb2.TokenLogprob(token_id=token_id, logprob=logprob)])
+        for token_id, logprob, top in zip(token_ids, logprobs, tops or ((),) * len(token_ids), strict=True):
+            entry = message.logprobs.add(chosen=logprob)
+            for likely_id, likely_logprob in top or ((token_id, logprob),):
+                entry.top.add(token_id=likely_id, logprob=likely_logprob)
     return message
 
 

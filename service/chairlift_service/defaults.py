@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeGuard
 
 # transformers' own (GenerationConfig._get_default_generation_params), for the entries that can change the output and
 # that Chairlift does not honour. An entry at its default, or null, changes nothing.
 _NEUTRAL: Final[Mapping[str, object]] = {
     "assistant_early_exit": None,
-    "bad_words_ids": None,
     "begin_suppress_tokens": None,
     "constraints": None,
     "diversity_penalty": 0.0,
@@ -27,23 +26,19 @@ _NEUTRAL: Final[Mapping[str, object]] = {
     "guidance_scale": 1.0,
     "max_length": 20,
     "max_time": None,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
     "num_beam_groups": 1,
     "num_beams": 1,
     "penalty_alpha": None,
     "remove_invalid_values": False,
-    "repetition_penalty": 1.0,
     "sequence_bias": None,
     "stop_strings": None,
-    "suppress_tokens": None,
     "token_healing": False,
     "top_h": None,
     "typical_p": 1.0,
     "watermarking_config": None,
 }
 _TRANSFORMERS_TOP_K: Final = 50
+_INT32_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +57,27 @@ class RequestDefaults:
     min_p: float = 0.0
     max_new_tokens: int | None = None  # None: the rest of the context
     logprobs: bool = False
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int | None = None  # None: what min_total_tokens says
+    min_total_tokens: int = 0  # prompt included
+
+    def least_new_tokens(self, num_prompt_tokens: int) -> int:
+        """Tokens before which nothing stops an output."""
+        if self.min_new_tokens is not None:
+            return self.min_new_tokens
+        return max(0, self.min_total_tokens - num_prompt_tokens)
 
 
 def request_defaults(
-    generation_config: Mapping[str, object], *, model_defaults: bool = True, logprobs: bool = False
+    generation_config: Mapping[str, object],
+    *,
+    model_defaults: bool = True,
+    logprobs: bool = False,
+    vocab_size: int = _INT32_MAX,
+    eos_token_ids: Sequence[int] = (),
 ) -> RequestDefaults:
     """Defaults of a model whose generation_config.json is `generation_config`, empty where there is none.
 
@@ -77,6 +89,7 @@ def request_defaults(
     file = _File(generation_config)
     top_k = file.number("top_k", default=_TRANSFORMERS_TOP_K, low=-1)
     max_new_tokens = file.number("max_new_tokens", default=0, low=1)
+    has_minimum = generation_config.get("min_new_tokens") is not None
     return RequestDefaults(
         do_sample=file.flag("do_sample"),
         temperature=file.number("temperature", default=1.0, low=0),
@@ -85,6 +98,17 @@ def request_defaults(
         min_p=file.number("min_p", default=0.0, low=0, high=1, high_allowed=False),
         max_new_tokens=int(max_new_tokens) or None,
         logprobs=logprobs,
+        repetition_penalty=file.number("repetition_penalty", default=1.0, low=0, low_allowed=False),
+        no_repeat_ngram_size=int(file.number("no_repeat_ngram_size", default=0, low=0)),
+        # As in transformers, EOS is no bad word, and ids that there are not are suppressed anyway.
+        banned_sequences=tuple(
+            ids
+            for ids in file.sequences("bad_words_ids", vocab_size=vocab_size)
+            if not (len(ids) == 1 and ids[0] in eos_token_ids)
+        ),
+        banned_token_ids=tuple(i for i in file.ids("suppress_tokens") if 0 <= i < vocab_size),
+        min_new_tokens=int(file.number("min_new_tokens", default=0, low=0)) if has_minimum else None,
+        min_total_tokens=int(file.number("min_length", default=0, low=0)),
     )
 
 
@@ -133,8 +157,30 @@ class _File:
             raise ValueError(self._bad(name, f"between {low:g} and {high:g}"))
         return value
 
+    def ids(self, name: str) -> tuple[int, ...]:
+        value = self.entries.get(name)
+        if value is None:
+            return ()
+        if not _are_ids(value):
+            raise ValueError(self._bad(name, "a list of token ids"))
+        return tuple(value)
+
+    def sequences(self, name: str, *, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+        value = self.entries.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(ids and _are_ids(ids) for ids in value):
+            raise ValueError(self._bad(name, "a list of lists of token ids, none empty"))
+        if any(not 0 <= token_id < vocab_size for ids in value for token_id in ids):
+            raise ValueError(self._bad(name, f"made of token ids in [0, {vocab_size})"))
+        return tuple(tuple(ids) for ids in value)
+
     def _bad(self, name: str, wanted: str) -> str:
         value = self.entries[name]
         return (
             f"generation_config.json: {name} must be {wanted}, is {value!r} (--no-model-defaults leaves the file out)"
         )
+
+
+def _are_ids(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value)

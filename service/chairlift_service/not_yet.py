@@ -13,16 +13,6 @@ from chairlift_service.faults import Faults
 _NOT_YET: Final = (
     "num_choices",
     "constraint",
-    "sampling.repetition_penalty",
-    "sampling.presence_penalty",
-    "sampling.frequency_penalty",
-    "sampling.no_repeat_ngram_size",
-    "sampling.logit_bias",
-    "sampling.allowed_token_ids",
-    "sampling.banned_token_ids",
-    "sampling.banned_words",
-    "stop.min_new_tokens",
-    "logprobs.source",
     "logprobs.prompt_top_n",
 )
 

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import secrets
-import struct
 import uuid
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from chairlift.v1 import event_pb2, request_pb2
 from chairlift_worker.ipc.messages import ModelCardMsg, SamplingMsg
 
 from chairlift_service import not_yet
 from chairlift_service.defaults import RequestDefaults
-from chairlift_service.errors import Reason
 from chairlift_service.faults import Faults
-from chairlift_service.prompt import check_ids, prompt_ids
+from chairlift_service.length import check_length, output_length
+from chairlift_service.processors import check_listed, read_processors
+from chairlift_service.prompt import prompt_ids
+from chairlift_service.sampling import asked_logprobs, sampling_msg
 from chairlift_service.text.chat import ChatPrompts
 from chairlift_service.text.tokenizer import Tokenizer
 
 MAX_NAME_LEN: Final = 128  # characters of a request id or a session's name
 MAX_PRIORITY: Final = 10  # and as much below 0: what one caller can gain over another stays within minutes
-# Temperatures under 1e-5 count as 0. This is 1e-5 as a float of 32 bits: what a caller sends is one, and 1e-5 itself
-# is not under it.
-GREEDY_BELOW: Final = struct.unpack("f", struct.pack("f", 1e-5))[0]
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_CHARS: Final = 1024
 _INT32_MAX: Final = 2**31 - 1
@@ -51,9 +48,13 @@ class ValidRequest:
     priority: int = 0
     stop_strings: tuple[str, ...] = ()
     include_stop: bool = False
-    min_new_tokens: int = 0
+    min_new_tokens: int = 0  # at most max_new_tokens
     stream_interval: int = 1
     echo: bool = False
+    top_logprobs: int = 0  # with want_logprobs: how many of the likeliest tokens besides
+    raw_logprobs: bool = False  # of the model's own distribution
+    # What is changed or excluded before a token is chosen, as it is told; the worker's form of it is in `sampling`.
+    processors: request_pb2.SamplingParams = field(default_factory=request_pb2.SamplingParams)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -77,48 +78,62 @@ async def validate(
     per fault, NO_CHAT_TEMPLATE for a conversation without one, or QUEUE_FULL where too many texts wait.
     """
     faults = Faults()
-    not_yet.refuse(request, path=path, faults=faults)
-    _check_names(request, path=path, faults=faults)
-    sampling = _sampling(request, path=path, defaults=defaults, vocab_size=model.vocab_size, faults=faults)
+    _check_plain(request, path=path, defaults=defaults, faults=faults)
+    sampling = sampling_msg(request, path=path, defaults=defaults, vocab_size=model.vocab_size, faults=faults)
+    processors = await read_processors(
+        request.sampling, path=f"{path}.sampling", model=model, tokenizer=tokenizer, defaults=defaults, faults=faults
+    )
     stop_ids = _stop_ids(request.stop, path=f"{path}.stop", model=model, faults=faults)
-    want_logprobs = _logprobs(request, path=path, defaults=defaults, faults=faults)
-    if abs(request.priority) > MAX_PRIORITY:
-        faults.add(f"{path}.priority", f"must be {-MAX_PRIORITY} to {MAX_PRIORITY}, is {request.priority}")
-    asked = request.max_new_tokens if request.HasField("max_new_tokens") else None
-    if asked == 0:
-        faults.add(f"{path}.max_new_tokens", "must be at least 1, is 0")
-    _check_output(request.output, path=f"{path}.output", faults=faults)
-    check_stop_strings(request.stop.strings, path=f"{path}.stop.strings", faults=faults)
+    logprobs = asked_logprobs(request.logprobs, path=f"{path}.logprobs", defaults=defaults, faults=faults)
     ids = await prompt_ids(request, path=path, model=model, tokenizer=tokenizer, chat=chat, faults=faults)
     faults.raise_any()
-    max_new_tokens, limit, lowered_by = _length(
-        asked if asked is not None else defaults.max_new_tokens, num_prompt_tokens=len(ids), model=model
+    length = output_length(request, defaults=defaults, num_prompt_tokens=len(ids), model=model)
+    processors.check_choice(
+        path=f"{path}.sampling", vocab_size=model.vocab_size, stop_ids=stop_ids if length.min_new_tokens else ()
     )
+    made = processors.message(stop_ids=stop_ids, min_new_tokens=length.min_new_tokens)
     output = request.output
     return ValidRequest(
         request_id=request.request_id or uuid.uuid4().hex,
         session=request.session or None,
         prompt_ids=ids,
-        max_new_tokens=max_new_tokens,
-        limit=limit,
-        lowered_by=lowered_by,
-        sampling=sampling,
+        max_new_tokens=length.max_new_tokens,
+        limit=length.limit,
+        lowered_by=length.lowered_by,
+        sampling=msgspec.structs.replace(sampling, processors=made),
+        processors=processors.params,
         stop_ids=stop_ids,
         want_text=output.text if output.HasField("text") else True,
         want_ids=output.token_ids if output.HasField("token_ids") else True,
-        want_logprobs=want_logprobs,
+        want_logprobs=logprobs.chosen,
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         priority=request.priority,
         stop_strings=tuple(request.stop.strings),
         include_stop=request.stop.include_stop,
+        min_new_tokens=length.min_new_tokens,
         stream_interval=output.stream_interval if output.HasField("stream_interval") else 1,
         echo=output.echo,
+        top_logprobs=logprobs.num_top,
+        raw_logprobs=logprobs.raw,
     )
 
 
 def is_name(text: str) -> bool:
     """Whether `text` can name a request or a session: 1 to 128 printable characters."""
     return 0 < len(text) <= MAX_NAME_LEN and text.isprintable()
+
+
+def _check_plain(
+    request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults, faults: Faults
+) -> None:
+    """What needs no look at the model or the prompt."""
+    not_yet.refuse(request, path=path, faults=faults)
+    _check_names(request, path=path, faults=faults)
+    check_length(request, path=path, defaults=defaults, faults=faults)
+    if abs(request.priority) > MAX_PRIORITY:
+        faults.add(f"{path}.priority", f"must be {-MAX_PRIORITY} to {MAX_PRIORITY}, is {request.priority}")
+    _check_output(request.output, path=f"{path}.output", faults=faults)
+    check_stop_strings(request.stop.strings, path=f"{path}.stop.strings", faults=faults)
 
 
 def _check_names(request: request_pb2.GenerationRequest, *, path: str, faults: Faults) -> None:
@@ -129,11 +144,8 @@ def _check_names(request: request_pb2.GenerationRequest, *, path: str, faults: F
 
 
 def _stop_ids(stop: request_pb2.StopParams, *, path: str, model: ModelCardMsg, faults: Faults) -> tuple[int, ...]:
-    if len(stop.token_ids) > model.vocab_size:
-        text = f"has {len(stop.token_ids)} ids, more than the {model.vocab_size} tokens that there are"
-        faults.add(f"{path}.token_ids", text)
+    if not check_listed(stop.token_ids, path=f"{path}.token_ids", vocab_size=model.vocab_size, faults=faults):
         return ()
-    check_ids(stop.token_ids, path=f"{path}.token_ids", size=model.vocab_size, faults=faults)
     eos = () if stop.ignore_eos else model.eos_token_ids
     return tuple(dict.fromkeys((*eos, *stop.token_ids)))
 
@@ -153,69 +165,3 @@ def _check_output(output: request_pb2.OutputParams, *, path: str, faults: Faults
         faults.add(f"{path}.stream_interval", "must be at least 1, is 0")
     if output.echo and output.HasField("text") and not output.text:
         faults.add(f"{path}.echo", "is text, which output.text turns off")
-
-
-def _logprobs(request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults, faults: Faults) -> bool:
-    if not request.logprobs.HasField("top_n"):
-        return defaults.logprobs
-    top_n = request.logprobs.top_n
-    if top_n > 1:
-        text = f"this version returns the chosen token's log-probability only: 0 or 1, not {top_n}"
-        faults.add(f"{path}.logprobs.top_n", text, Reason.UNSUPPORTED_OPTION)
-    return top_n > 0
-
-
-def _length(
-    asked: int | None, *, num_prompt_tokens: int, model: ModelCardMsg
-) -> tuple[int, event_pb2.LengthLimit, event_pb2.LengthLimit]:
-    """(max_new_tokens, what ends the output there, why it is lower than asked).
-
-    The last token of an output is never computed, so prompt + output - 1 slots of the cache are enough. Where
-    nothing was asked, the rest of the context counts as asked.
-    """
-    by_context = model.context_len - num_prompt_tokens
-    by_cache = model.cache_len - num_prompt_tokens + 1
-    room, limit = min((by_context, event_pb2.LENGTH_LIMIT_CONTEXT), (by_cache, event_pb2.LENGTH_LIMIT_CACHE))
-    if asked is not None and asked <= room:
-        return asked, event_pb2.LENGTH_LIMIT_MAX_NEW_TOKENS, event_pb2.LENGTH_LIMIT_UNSPECIFIED
-    if asked is None and limit == event_pb2.LENGTH_LIMIT_CONTEXT:
-        return room, limit, event_pb2.LENGTH_LIMIT_UNSPECIFIED
-    return room, limit, limit
-
-
-def _sampling(
-    request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults, vocab_size: int, faults: Faults
-) -> SamplingMsg:
-    """Resolves the distribution's shape, as the contract in request.proto says; see RequestDefaults for the rest."""
-    params, where = request.sampling, f"{path}.sampling"
-    _check_sampling(params, path=where, faults=faults)
-    seed = request.seed if request.HasField("seed") else secrets.randbits(63)
-    named = any(params.HasField(name) for name in ("top_k", "top_p", "min_p"))
-    if params.HasField("temperature"):
-        temperature = params.temperature
-    elif defaults.do_sample:
-        temperature = defaults.temperature
-    else:
-        temperature = 1.0 if named else 0.0
-    if temperature < GREEDY_BELOW:
-        # The most likely token survives every filter, so they are off: `accepted` then tells it as it is.
-        return SamplingMsg(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-    top_k = params.top_k if params.HasField("top_k") else defaults.top_k
-    return SamplingMsg(
-        temperature=temperature,
-        top_k=top_k if 0 < top_k < vocab_size else 0,
-        top_p=params.top_p if params.HasField("top_p") else defaults.top_p,
-        min_p=params.min_p if params.HasField("min_p") else defaults.min_p,
-        seed=seed,
-    )
-
-
-def _check_sampling(params: request_pb2.SamplingParams, *, path: str, faults: Faults) -> None:
-    if not (math.isfinite(params.temperature) and params.temperature >= 0):
-        faults.add(f"{path}.temperature", f"must be a finite number of at least 0, is {params.temperature:g}")
-    if params.top_k < -1:
-        faults.add(f"{path}.top_k", f"must be at least 1, or 0 or -1 for off, is {params.top_k}")
-    if params.HasField("top_p") and not 0 < params.top_p <= 1:
-        faults.add(f"{path}.top_p", f"must be above 0 and at most 1, is {params.top_p:g}")
-    if not 0 <= params.min_p < 1:
-        faults.add(f"{path}.min_p", f"must be at least 0 and below 1, is {params.min_p:g}")

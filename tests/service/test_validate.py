@@ -13,45 +13,12 @@ from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.prompt import check_token_ids
 from chairlift_service.text.tokenizer import Tokenizer
 from chairlift_service.validate import ValidRequest, validate
-from chairlift_worker.ipc.messages import ModelCardMsg
 from support import tokenizer_files as made
+from support.validation import MODEL, TOKENIZER, at, refusal, valid
 
-MODEL = ModelCardMsg(
-    name="m",
-    architecture="A",
-    tokenizer_dir="",
-    vocab_size=100,
-    context_len=16,
-    cache_len=64,
-    eos_token_ids=(7, 8),
-    dtype="float32",
-    num_parameters=1,
-    generation_config={},
-)
 GREEDY = RequestDefaults()
 SAMPLING = RequestDefaults(do_sample=True, temperature=0.6, top_k=20, top_p=0.9, min_p=0.05)
-TOKENIZER = Tokenizer(backend=made.word_level())  # up 1, and 2, down 3, hop 4
 WORDS_ADDING_BOS = Tokenizer(backend=made.byte_fallback())
-
-
-async def valid(
-    *,
-    model: ModelCardMsg = MODEL,
-    defaults: RequestDefaults = GREEDY,
-    tokenizer: Tokenizer = TOKENIZER,
-    path: str = "request",
-    **fields: object,
-) -> ValidRequest:
-    if "text" not in fields and "token_ids" not in fields:
-        fields["token_ids"] = {"ids": [1, 2, 3]}
-    request = request_pb2.GenerationRequest(**fields)
-    return await validate(request, path=path, model=model, tokenizer=tokenizer, chat=None, defaults=defaults)
-
-
-async def refusal(**arguments: object) -> ServiceError:
-    with pytest.raises(ServiceError) as caught:
-        await valid(**arguments)
-    return caught.value
 
 
 async def test_a_priority_is_ten_levels_up_or_down_at_most() -> None:
@@ -59,10 +26,6 @@ async def test_a_priority_is_ten_levels_up_or_down_at_most() -> None:
     assert (await valid()).priority == 0
     for level in (-11, 11, -(2**31)):
         assert at(await refusal(priority=level, path="requests[1]")) == [("INVALID_VALUE", "requests[1].priority")]
-
-
-def at(error: ServiceError) -> list[tuple[str, str]]:
-    return [(violation.reason.name, violation.field) for violation in error.violations]
 
 
 # --- prompt ---
@@ -295,9 +258,28 @@ async def test_logprobs_are_returned_as_asked_or_by_default(logprobs: dict, defa
     assert (await valid(logprobs=logprobs, defaults=RequestDefaults(logprobs=default))).want_logprobs is expected
 
 
-@pytest.mark.parametrize("top_n", [2, 2**32 - 1])
-async def test_more_logprobs_than_this_version_has_are_refused(top_n: int) -> None:
-    assert at(await refusal(logprobs={"top_n": top_n})) == [("UNSUPPORTED_OPTION", "request.logprobs.top_n")]
+RAW, PROCESSED = request_pb2.LOGPROB_SOURCE_RAW, request_pb2.LOGPROB_SOURCE_PROCESSED
+
+
+@pytest.mark.parametrize(("top_n", "expected"), [(0, 0), (1, 0), (2, 2), (127, 127), (128, 128)])
+async def test_up_to_128_likely_tokens_come_beside_each(top_n: int, expected: int) -> None:
+    got = await valid(logprobs={"top_n": top_n})
+    assert (got.want_logprobs, got.top_logprobs, got.raw_logprobs) == (top_n > 0, expected, False)
+
+
+@pytest.mark.parametrize("top_n", [129, 2**32 - 1])
+async def test_more_logprobs_than_that_are_refused(top_n: int) -> None:
+    assert at(await refusal(logprobs={"top_n": top_n})) == [("INVALID_VALUE", "request.logprobs.top_n")]
+
+
+@pytest.mark.parametrize(("source", "raw"), [(0, False), (PROCESSED, False), (RAW, True)])
+async def test_logprobs_are_of_the_distribution_that_was_asked_for(source: int, raw: bool) -> None:
+    assert (await valid(logprobs={"top_n": 1, "source": source})).raw_logprobs is raw
+    assert (await valid(logprobs={"source": source}, defaults=RequestDefaults(logprobs=True))).raw_logprobs is raw
+
+
+async def test_a_source_that_there_is_not_is_refused() -> None:
+    assert at(await refusal(logprobs={"top_n": 1, "source": 3})) == [("INVALID_VALUE", "request.logprobs.source")]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +324,7 @@ async def test_all_faults_of_a_request_are_named_at_once() -> None:
         sampling={"temperature": -1.0, "top_p": 0.0},
         max_new_tokens=0,
         stop={"token_ids": [-1]},
-        logprobs={"top_n": 3},
+        logprobs={"top_n": 129},
         request_id="\n",
         path="requests[1]",
     )

@@ -16,6 +16,7 @@ from chairlift_service.requests.readers import Readers
 from chairlift_service.requests.recorder import RequestRecorder
 from chairlift_service.requests.registry import Registry
 from chairlift_service.requests.request_tracer import RequestTracer
+from chairlift_service.requests.step_tokens import tokens_of
 from chairlift_service.requests.worker_port import WorkerPort
 
 _log = structlog.get_logger(__name__)
@@ -71,11 +72,9 @@ class Dispatcher:
             self._readers.notify(generation)
 
     def _append_tokens(self, step: StepMsg, touched: dict[int, Generation]) -> None:
-        uids = memoryview(step.uids).cast("Q")
-        token_ids = memoryview(step.token_ids).cast("i")
-        logprobs = memoryview(step.logprobs).cast("f") if step.logprobs else None
         recorder, now_ns = self._recorder, time.monotonic_ns()
-        for i, uid in enumerate(uids):
+        for token in tokens_of(step):
+            uid = token.uid
             generation = self._registry.live(uid)
             if generation is None or generation.ending is not None or generation.output.stop is not None:
                 continue
@@ -83,7 +82,7 @@ class Dispatcher:
             if recorder is not None:
                 recorder.token(generation, now_ns)
             try:
-                generation.append(token_ids[i], logprobs[i] if logprobs is not None else float("nan"))
+                generation.append(token.token_id, token.logprob, token.top_ids, token.top_logprobs)
             except Exception:  # noqa: BLE001 - a fault in one request's text must end that request alone
                 _log.exception("detokenisation failed", request_id=generation.request_id)
                 generation.end(ServiceError(Reason.INTERNAL, "the output could not be turned into text"))

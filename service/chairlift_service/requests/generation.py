@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from chairlift.v1 import event_pb2
@@ -91,12 +91,14 @@ class Generation:
         if self.ending is None:
             self.state = event_pb2.REQUEST_STATE_WAITING
 
-    def append(self, token_id: int, logprob: float) -> None:
-        """Adds a generated token."""
+    def append(
+        self, token_id: int, logprob: float, top_ids: Sequence[int] = (), top_logprobs: Sequence[float] = ()
+    ) -> None:
+        """Adds a generated token, and the likeliest ones at its place."""
         self.state = event_pb2.REQUEST_STATE_DECODING
         if not self.course.first_token_ns:
             self.course.first_token_ns = time.monotonic_ns()
-        self.output.append(token_id, logprob)
+        self.output.append(token_id, logprob, top_ids, top_logprobs)
 
     def end(self, ending: EndingMsg | ServiceError) -> bool:
         """Sets the ending that its readers see. False if it has one already: the first counts."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from collections.abc import Sequence
 from typing import Protocol
+
+from chairlift_service.requests.top_logprobs import Top, TopLogprobs
 
 _NUM_TOKEN_BYTES = 8  # id and log-probability
 _NUM_PIECE_BYTES = 64  # a small str and its place in the list
@@ -35,6 +38,7 @@ class LogSlice:
     token_ids: array[int]
     logprobs: array[float]  # NaN where the worker sent none
     text: str
+    tops: Sequence[Top] = ()  # one for each token; empty where the worker sent none
 
 
 class OutputLog:
@@ -49,7 +53,17 @@ class OutputLog:
     what it had before, exactly the whole text.
     """
 
-    __slots__ = ("_before", "_decoder", "_logprobs", "_num_text_bytes", "_pieces", "_tail", "_token_ids", "stop")
+    __slots__ = (
+        "_before",
+        "_decoder",
+        "_logprobs",
+        "_num_text_bytes",
+        "_pieces",
+        "_tail",
+        "_token_ids",
+        "_tops",
+        "stop",
+    )
 
     def __init__(self, *, decoder: TextDecoder | None, before: str = "") -> None:
         """`before` is text that stands before that of the first token, and comes with it."""
@@ -58,6 +72,7 @@ class OutputLog:
         self.stop: str | None = None  # the stop string that the text has ended at; no token may follow
         self._token_ids = array("i")
         self._logprobs = array("f")
+        self._tops: TopLogprobs | None = None  # None: the worker sent none
         self._pieces: list[str] = []
         self._tail = ""
         self._num_text_bytes = 0
@@ -73,6 +88,7 @@ class OutputLog:
             + len(self._pieces) * _NUM_PIECE_BYTES
             + self._num_text_bytes
             + len(self._tail)
+            + (0 if self._tops is None else self._tops.num_bytes)
         )
 
     @property
@@ -80,10 +96,15 @@ class OutputLog:
         """The newest token."""
         return self._token_ids[-1] if self._token_ids else None
 
-    def append(self, token_id: int, logprob: float) -> None:
-        """Adds one token. Raises what the decoder raises, with the token already counted."""
+    def append(
+        self, token_id: int, logprob: float, top_ids: Sequence[int] = (), top_logprobs: Sequence[float] = ()
+    ) -> None:
+        """Adds one token, and the likeliest ones at its place. Raises what the decoder raises, with it counted."""
         self._token_ids.append(token_id)
         self._logprobs.append(logprob)
+        if top_ids or self._tops is not None:
+            self._tops = TopLogprobs() if self._tops is None else self._tops
+            self._tops.append(top_ids, top_logprobs)
         if self._decoder is not None:
             piece, before, self._before = "", self._before, ""
             try:
@@ -108,4 +129,5 @@ class OutputLog:
             token_ids=self._token_ids[index:stop],
             logprobs=self._logprobs[index:stop],
             text=text + self._tail if stop >= len(self._token_ids) else text,
+            tops=() if self._tops is None else self._tops.slice(index, stop),
         )

@@ -23,6 +23,7 @@ def delta(generation: Generation, piece: LogSlice) -> event_pb2.Delta:
         token_ids=piece.token_ids,
         text=piece.text,
         logprobs=piece.logprobs,
+        tops=piece.tops,
         state=generation.shown_state,
     )
 

@@ -217,6 +217,7 @@ class FakeWorker:
     def _step(self) -> None:
         self._steps += 1
         uids, token_ids, logprobs = array("Q"), array("i"), array("f")
+        num_tops, top_ids, top_logprobs = array("B"), array("i"), array("f")
         started = []
         moving = [] if self._stands_still else [(uid, row) for uid, row in self._rows.items() if not row.held]
         moving = moving[: self._script.max_running]
@@ -232,6 +233,9 @@ class FakeWorker:
             uids.append(uid)
             token_ids.append(token)
             logprobs.append(logprob(row.num_generated) if row.message.logprobs else float("nan"))
+            num_tops.append(row.message.top_logprobs)
+            top_ids.extend(token + place for place in range(num_tops[-1]))
+            top_logprobs.extend(logprob(row.num_generated) - place for place in range(num_tops[-1]))
             row.num_generated += 1
             self._generated += 1
             if row.prompt[0] == ERROR_TOKEN and row.num_generated == 2:
@@ -250,6 +254,9 @@ class FakeWorker:
                 logprobs=logprobs.tobytes(),
                 started=tuple(started),
                 endings=tuple(endings),
+                num_tops=num_tops.tobytes() if top_ids else b"",
+                top_ids=top_ids.tobytes(),
+                top_logprobs=top_logprobs.tobytes(),
             )
         )
 

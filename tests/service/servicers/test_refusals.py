@@ -32,7 +32,19 @@ BAD = {
     "no tokens asked": (generate(5, max_new_tokens=0), "INVALID_VALUE", "request.max_new_tokens"),
     "top_p": (generate(5, sampling={"top_p": 0}), "INVALID_VALUE", "request.sampling.top_p"),
     "temperature": (generate(5, sampling={"temperature": -1}), "INVALID_VALUE", "request.sampling.temperature"),
-    "logprobs": (generate(5, logprobs={"top_n": 2}), "UNSUPPORTED_OPTION", "request.logprobs.top_n"),
+    "logprobs": (generate(5, logprobs={"top_n": 129}), "INVALID_VALUE", "request.logprobs.top_n"),
+    "bias past the end": (
+        generate(5, sampling={"logit_bias": {VOCAB_SIZE: 1}}),
+        *("UNKNOWN_TOKEN_ID", f"request.sampling.logit_bias[{VOCAB_SIZE}]"),
+    ),
+    "negative bias": (
+        generate(5, sampling={"logit_bias": {-1: 100}}),
+        *("UNKNOWN_TOKEN_ID", "request.sampling.logit_bias[-1]"),
+    ),
+    "stop id with a minimum": (
+        generate(5, stop={"token_ids": [10**9], "min_new_tokens": 4}, max_new_tokens=4),
+        *("UNKNOWN_TOKEN_ID", "request.stop.token_ids[0]"),
+    ),
     "id of 129 characters": (generate(5, request_id="x" * 129), "INVALID_VALUE", "request.request_id"),
 }
 

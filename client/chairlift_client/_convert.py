@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from chairlift.v1 import admin_service_pb2, event_pb2, generation_service_pb2, info_service_pb2, text_service_pb2
+from typing import Final
+
+from chairlift.v1 import (
+    admin_service_pb2,
+    event_pb2,
+    generation_service_pb2,
+    info_service_pb2,
+    request_pb2,
+    text_service_pb2,
+)
 
 from chairlift_client import _errors
 from chairlift_client._types import (
@@ -32,10 +41,14 @@ from chairlift_client._types import (
     WeightsUpdate,
 )
 
+_SCALARS: Final = (
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
+)
+
 
 def accepted(message: event_pb2.Accepted) -> Accepted:
     """`Accepted` of its message."""
-    sampling = message.sampling
     return Accepted(
         request_id=message.request_id,
         prompt_tokens=message.prompt_tokens,
@@ -43,10 +56,20 @@ def accepted(message: event_pb2.Accepted) -> Accepted:
         max_new_tokens=message.max_new_tokens,
         lowered_by=LengthLimit(message.lowered_by),
         seed=message.seed,
-        sampling=Sampling(
-            **{name: getattr(sampling, name) for name in Sampling.__dataclass_fields__ if sampling.HasField(name)}
-        ),
+        sampling=_sampling(message.sampling),
         state=RequestState(message.state),
+        min_new_tokens=message.min_new_tokens,
+    )
+
+
+def _sampling(message: request_pb2.SamplingParams) -> Sampling:
+    return Sampling(
+        **{name: getattr(message, name) for name in _SCALARS if message.HasField(name)},
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        banned_token_ids=tuple(message.banned_token_ids),
+        banned_words=tuple(message.banned_words),
+        banned_sequences=tuple(tuple(banned.ids) for banned in message.banned_sequences),
     )
 
 

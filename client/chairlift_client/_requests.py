@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from chairlift.v1 import generation_service_pb2, info_service_pb2, request_pb2, text_service_pb2
 
@@ -30,6 +30,24 @@ class GenerateOptions(TypedDict, total=False):
     """In (0, 1]."""
     min_p: float | None
     """In [0, 1)."""
+    repetition_penalty: float | None
+    """Above 0; over 1 tokens of prompt and output so far get less likely, under 1 likelier."""
+    presence_penalty: float | None
+    """-2 to 2, subtracted from the logits of tokens of the output so far."""
+    frequency_penalty: float | None
+    """-2 to 2, subtracted once for each time that a token is there."""
+    no_repeat_ngram_size: int | None
+    """No run of so many tokens comes twice."""
+    logit_bias: Mapping[int, float] | None
+    """Added to the logits of these ids, -100 to 100 each."""
+    allowed_token_ids: Iterable[int] | None
+    """Nothing else is chosen."""
+    banned_token_ids: Iterable[int] | None
+    """Never chosen."""
+    banned_words: str | Iterable[str] | None
+    """Texts that do not come, with or without a space before them."""
+    banned_sequences: Iterable[Iterable[int]] | None
+    """Runs of ids that do not come."""
     seed: int | None
     """Seed of the sampling noise, 0 to 2**64 - 1."""
     stop_token_ids: Iterable[int] | None
@@ -40,8 +58,12 @@ class GenerateOptions(TypedDict, total=False):
     """Let the text end behind the stop instead."""
     ignore_eos: bool | None
     """Do not stop at the model's and the tokenizer's EOS ids."""
+    min_new_tokens: int | None
+    """Nothing stops the generation before it has so many tokens."""
     logprobs: int | None
-    """1: return the log-probability of each token."""
+    """1: return the log-probability of each token; more, up to 128: of so many of the likeliest at its place."""
+    logprob_source: Literal["processed", "raw"] | None
+    """Of the distribution that was sampled from, or of the model's own."""
     request_id: str | None
     """Your own id, 1 to 128 printable characters."""
     session: str | None
@@ -71,7 +93,12 @@ _FIELDS = {
     "top_k": ("sampling", "top_k"),
     "top_p": ("sampling", "top_p"),
     "min_p": ("sampling", "min_p"),
+    "repetition_penalty": ("sampling", "repetition_penalty"),
+    "presence_penalty": ("sampling", "presence_penalty"),
+    "frequency_penalty": ("sampling", "frequency_penalty"),
+    "no_repeat_ngram_size": ("sampling", "no_repeat_ngram_size"),
     "ignore_eos": ("stop", "ignore_eos"),
+    "min_new_tokens": ("stop", "min_new_tokens"),
     "include_stop": ("stop", "include_stop"),
     "logprobs": ("logprobs", "top_n"),
     "return_text": ("output", "text"),
@@ -80,6 +107,14 @@ _FIELDS = {
     "stream_interval": ("output", "stream_interval"),
     "echo": ("output", "echo"),
 }
+# The same of lists of token ids and of texts.
+_ID_LISTS = {
+    "stop_token_ids": ("stop", "token_ids"),
+    "allowed_token_ids": ("sampling", "allowed_token_ids"),
+    "banned_token_ids": ("sampling", "banned_token_ids"),
+}
+_TEXT_LISTS = {"stop": ("stop", "strings"), "banned_words": ("sampling", "banned_words")}
+_SOURCES = {"processed": request_pb2.LOGPROB_SOURCE_PROCESSED, "raw": request_pb2.LOGPROB_SOURCE_RAW}
 
 
 def generation_request(prompt: Prompt, options: GenerateOptions) -> request_pb2.GenerationRequest:
@@ -104,15 +139,35 @@ def generation_request(prompt: Prompt, options: GenerateOptions) -> request_pb2.
     for name, (part, field) in _FIELDS.items():
         if name in given:
             _assign(getattr(request, part) if part else request, field, given[name], name=name)
-    if "stop_token_ids" in given:
-        _extend(request.stop.token_ids, given["stop_token_ids"], name="stop_token_ids")
-    if "stop" in given:
-        stops = [given["stop"]] if isinstance(given["stop"], str) else given["stop"]
-        try:
-            request.stop.strings.extend(stops)
-        except TypeError as error:
-            raise TypeError(f"stop: {error}") from None
+    for name, (part, field) in _ID_LISTS.items():
+        if name in given:
+            _extend(getattr(getattr(request, part), field), given[name], name=name)
+    for name, (part, field) in _TEXT_LISTS.items():
+        if name in given:
+            _extend_texts(getattr(getattr(request, part), field), given[name], name=name)
+    _set_others(request, options)
     return request
+
+
+def _set_others(request: request_pb2.GenerationRequest, options: GenerateOptions) -> None:
+    """What is neither a scalar nor a plain list."""
+    sequences, biases = options.get("banned_sequences"), options.get("logit_bias")
+    if sequences is not None and not isinstance(sequences, Iterable):
+        raise TypeError(f"banned_sequences: expected lists of token ids, got {type(sequences).__name__}")
+    if biases is not None and not isinstance(biases, Mapping):
+        raise TypeError(f"logit_bias: expected numbers by token id, got {type(biases).__name__}")
+    for ids in sequences or ():
+        _extend(request.sampling.banned_sequences.add().ids, ids, name="banned_sequences")
+    for token_id, bias in (biases or {}).items():
+        try:
+            request.sampling.logit_bias[operator.index(token_id)] = bias
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"logit_bias: {error}") from None
+    source = options.get("logprob_source")
+    if source is not None:
+        if source not in _SOURCES:
+            raise ValueError(f"logprob_source: expected one of {', '.join(_SOURCES)}, got {source!r}")
+        request.logprobs.source = _SOURCES[source]
 
 
 def result_request(
@@ -172,6 +227,14 @@ def _assign(message: object, field: str, value: object, *, name: str) -> None:
         setattr(message, field, value)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from None
+
+
+def _extend_texts(field: object, texts: object, *, name: str) -> None:
+    """Append texts, or one, to a repeated field."""
+    try:
+        field.extend([texts] if isinstance(texts, str) else texts)  # type: ignore[attr-defined] # protobuf has no types
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
 
 
 def _extend(field: object, ids: object, *, name: str) -> None:

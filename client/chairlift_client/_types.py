@@ -69,12 +69,23 @@ class HealthStatus(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling parameters that hold for a request. None: not told."""
+    """The sampling parameters that hold for a request, the model's own filled in. None: not told."""
 
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their logits, by id."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty: all may be chosen."""
+    banned_token_ids: tuple[int, ...] = ()
+    banned_words: tuple[str, ...] = ()
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ class Accepted:
     seed: int
     sampling: Sampling
     state: RequestState
+    min_new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import torch
 from chairlift.v1 import request_pb2
 from chairlift_client import _requests
 from chairlift_client._requests import GenerateOptions, generation_request
+from chairlift_service import not_yet
 from google.protobuf import text_format
 
 
@@ -43,6 +44,39 @@ def test_every_option_lands_in_its_own_field() -> None:
     """)
 
 
+def test_penalties_biases_and_bans_land_in_their_fields() -> None:
+    request = generation_request(
+        "hi",
+        {
+            "repetition_penalty": 1.5,
+            "presence_penalty": -0.5,
+            "frequency_penalty": 0.25,
+            "no_repeat_ngram_size": 3,
+            "logit_bias": {7: -100, 8: 0.5},
+            "allowed_token_ids": range(2),
+            "banned_token_ids": torch.tensor([4, 5]),
+            "banned_words": ["no", "never"],
+            "banned_sequences": [(1, 2), torch.tensor([3])],
+            "min_new_tokens": 2,
+            "logprobs": 5,
+            "logprob_source": "raw",
+        },
+    )
+    assert request == parsed("""
+        text: "hi"
+        sampling {
+          repetition_penalty: 1.5 presence_penalty: -0.5 frequency_penalty: 0.25 no_repeat_ngram_size: 3
+          logit_bias { key: 7 value: -100 } logit_bias { key: 8 value: 0.5 }
+          allowed_token_ids: 0 allowed_token_ids: 1 banned_token_ids: 4 banned_token_ids: 5
+          banned_words: "no" banned_words: "never"
+          banned_sequences { ids: 1 ids: 2 } banned_sequences { ids: 3 }
+        }
+        stop { min_new_tokens: 2 }
+        logprobs { top_n: 5 source: LOGPROB_SOURCE_RAW }
+    """)
+    assert list(generation_request("hi", {"banned_words": "no"}).sampling.banned_words) == ["no"]
+
+
 def test_what_is_left_out_or_none_is_unset() -> None:
     assert generation_request("hi", {}) == parsed('text: "hi"')
     every_none = GenerateOptions(**dict.fromkeys(GenerateOptions.__annotations__))
@@ -73,6 +107,13 @@ def test_ids_of_tensors_and_negative_ids_are_sent_as_they_are() -> None:
         ("x", {"seed": 2**64}, ValueError, "seed"),
         ("x", {"temperature": "hot"}, TypeError, "temperature"),
         ("x", {"stop_token_ids": 5}, TypeError, "stop_token_ids"),
+        ("x", {"logit_bias": [1]}, TypeError, "logit_bias"),
+        ("x", {"logit_bias": {"a": 1}}, TypeError, "logit_bias"),
+        ("x", {"logit_bias": {1: "much"}}, TypeError, "logit_bias"),
+        ("x", {"banned_sequences": 5}, TypeError, "banned_sequences"),
+        ("x", {"banned_sequences": [5]}, TypeError, "banned_sequences"),
+        ("x", {"banned_words": [5]}, TypeError, "banned_words"),
+        ("x", {"logprob_source": "both"}, ValueError, "logprob_source"),
         ([1.5], {}, TypeError, "prompt"),
         (b"x", {}, TypeError, "prompt"),
         ([2**63], {}, ValueError, "prompt"),
@@ -87,15 +128,16 @@ def test_what_no_message_can_carry_is_refused_by_name(
 
 def test_every_field_of_the_api_has_an_option() -> None:
     """A field added to the API without an option here would be out of the client's reach."""
-    reachable = {"text", "token_ids", "chat", "stop.token_ids"}
-    reachable |= {f"{part}.{field}" if part else field for part, field in _requests._FIELDS.values()}
+    reachable = {"text", "token_ids", "chat", "sampling.logit_bias", "sampling.banned_sequences", "logprobs.source"}
+    for table in (_requests._FIELDS, _requests._ID_LISTS, _requests._TEXT_LISTS):
+        reachable |= {f"{part}.{field}" if part else field for part, field in table.values()}
     fields = set()
     for field in request_pb2.GenerationRequest.DESCRIPTOR.fields:
         if field.message_type and field.name not in {"token_ids", "chat"}:
             fields |= {f"{field.name}.{inner.name}" for inner in field.message_type.fields}
         else:
             fields.add(field.name)
-    assert fields == reachable
+    assert {field for field in fields if not {field, field.split(".")[0]} & set(not_yet._NOT_YET)} == reachable
 
 
 def test_result_requests_name_one_thing() -> None:

@@ -32,7 +32,10 @@ def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", metavar="TEXT", help="a text that ends the answer; repeatable")
     parser.add_argument("--include-stop", action="store_true", default=None, help="show the stop that ended it")
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop at the model's EOS")
-    parser.add_argument("--logprobs", type=int, metavar="N", help="log-probabilities of the tokens; needs --json")
+    parser.add_argument(
+        "--logprobs", type=int, metavar="N", help="log-probabilities of the N likeliest tokens; needs --json"
+    )
+    parser.add_argument("--logprob-source", choices=["processed", "raw"], help="of which distribution they are")
     parser.add_argument(
         "--output", choices=["text", "ids", "both"], help="what to return (default: text; both in JSON)"
     )
@@ -84,6 +87,7 @@ def _request_options(options: argparse.Namespace) -> GenerateOptions:
         include_stop=options.include_stop,
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,
+        logprob_source=options.logprob_source,
         request_id=options.request_id,
         session=options.session,
         priority=options.priority,

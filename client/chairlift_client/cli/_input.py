@@ -20,6 +20,15 @@ def token_ids(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"not token ids between commas: {text!r}") from None
 
 
+def bias(text: str) -> tuple[int, float]:
+    """Argument type: a token id, =, a number."""
+    token_id, _, value = text.partition("=")
+    try:
+        return int(token_id), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not ID=BIAS: {text!r}") from None
+
+
 def positive_float(text: str) -> float:
     """Argument type: a number above 0."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -30,10 +30,21 @@ class GenerationConfig:
     min_p: float | None = None
     seed: int | None = None
     stop_strings: str | list[str] | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    bad_words_ids: list[list[int]] | None = None
+    sequence_bias: dict[tuple[int, ...], float] | list[list[Any]] | None = None
+    suppress_tokens: list[int] | None = None
+    min_new_tokens: int | None = None
+    min_length: int | None = None
 
 
 SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p")
-_HONOURED: Final = {"max_new_tokens", "eos_token_id", "do_sample", "seed", "stop_strings", *SAMPLING}
+_PROCESSORS: Final = {
+    *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens"),
+    *("min_new_tokens", "min_length"),
+}
+_HONOURED: Final = {"max_new_tokens", "eos_token_id", "do_sample", "seed", "stop_strings", *SAMPLING, *_PROCESSORS}
 
 # Attributes of transformers' GenerationConfig that say nothing about what is generated.
 _MUTE: Final = {
@@ -54,8 +65,6 @@ _MUTE: Final = {
 # Values that ask for nothing, beside None and False.
 _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "max_length": (20,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
     "num_beams": (1,),
     "num_beam_groups": (1,),
     "num_return_sequences": (1,),
@@ -64,11 +73,9 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
-    "repetition_penalty": (1.0,),
     "encoder_repetition_penalty": (1.0,),
     "length_penalty": (1.0,),
     "diversity_penalty": (0.0,),
-    "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
     "guidance_scale": (1.0,),
     "num_assistant_tokens": (20,),
@@ -89,14 +96,20 @@ def check_generation_config(config: object) -> None:
             if name == "continuous_batching_config":
                 raise ValueError("pass continuous_batching_config apart, not inside the GenerationConfig")
             raise ValueError(f"GenerationConfig.{name}={value!r} is not supported")
+    _logit_bias(config)
     if entries.get("do_sample") is False and entries.get("temperature") not in (None, 0, 1):
         logger.warning("do_sample=False: generating greedily, whatever temperature says")
 
 
 def request_options(
-    config: object, *, max_new_tokens: int | None, eos_token_id: int | Iterable[int] | None, overrides: dict[str, Any]
+    config: object,
+    *,
+    max_new_tokens: int | None,
+    eos_token_id: int | Iterable[int] | None,
+    overrides: dict[str, Any],
+    model_eos_token_ids: Collection[int] = (),
 ) -> GenerateOptions:
-    """The options of one request: what it asks for itself, over what the config says.
+    """The options of one request: what it asks for itself, over what the config says; see also `min_new_tokens`.
 
     Raises TypeError for an override that is no sampling parameter.
     """
@@ -120,4 +133,39 @@ def request_options(
         stops = eos if isinstance(eos, Iterable) else [eos]
         options["stop_token_ids"] = [int(stop) for stop in stops if int(stop) >= 0]
         options["ignore_eos"] = True  # these, and no others
+    options |= _processors(config, eos_token_ids=options.get("stop_token_ids") or model_eos_token_ids)
     return cast("GenerateOptions", options)
+
+
+def min_new_tokens(config: object, *, num_prompt_tokens: int) -> int | None:
+    """What the config says of it for a prompt of this length; `min_length` counts the prompt, too."""
+    least: int | None = getattr(config, "min_new_tokens", None)
+    min_length: int | None = getattr(config, "min_length", None)
+    if least is None and min_length:
+        return max(0, min_length - num_prompt_tokens)
+    return least
+
+
+def _processors(config: object, *, eos_token_ids: Collection[int]) -> dict[str, Any]:
+    banned = getattr(config, "bad_words_ids", None)
+    if banned is not None:  # to transformers, EOS is no bad word
+        banned = [ids for ids in banned if not (len(ids) == 1 and ids[0] in eos_token_ids)]
+    return {
+        "repetition_penalty": getattr(config, "repetition_penalty", None),
+        "no_repeat_ngram_size": getattr(config, "no_repeat_ngram_size", None),
+        "banned_sequences": banned,
+        "banned_token_ids": getattr(config, "suppress_tokens", None),
+        "logit_bias": _logit_bias(config),
+    }
+
+
+def _logit_bias(config: object) -> dict[int, float] | None:
+    """`sequence_bias`, in either of transformers' forms. Raises ValueError for a run of several tokens."""
+    asked = getattr(config, "sequence_bias", None)
+    if asked is None:
+        return None
+    pairs = [(tuple(ids), bias) for ids, bias in (asked.items() if isinstance(asked, dict) else asked)]
+    for ids, _ in pairs:
+        if len(ids) != 1:
+            raise ValueError(f"GenerationConfig.sequence_bias is supported for single tokens, not for {ids!r}")
+    return {ids[0]: bias for ids, bias in pairs}

@@ -79,7 +79,11 @@ class Submitter:
         if refusal or not named_inputs:
             return []
         options = _generation_config.request_options(
-            self._generation_config, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, overrides=sampling
+            self._generation_config,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=eos_token_id,
+            overrides=sampling,
+            model_eos_token_ids=self._eos_token_ids,
         )
         stops = {*(options.get("stop_token_ids") or ()), *self._eos_token_ids}
         tracked, messages = [], []
@@ -128,6 +132,7 @@ class Submitter:
             return_text=False,
             logprobs=1 if self._own.return_logprobs else None,
             seed=options.get("seed"),
+            min_new_tokens=_generation_config.min_new_tokens(self._generation_config, num_prompt_tokens=len(input_ids)),
         )
         base = getattr(self._generation_config, "seed", None)
         base = self._own.seed if base is None else base

@@ -12,6 +12,7 @@ EOS_TOKEN_ID: Final = 256
 VOCAB_SIZE: Final = 257
 CONTEXT_LEN: Final = 4096
 DEFAULT_MAX_NEW_TOKENS: Final = 16
+LOGPROB_STEP: Final = 8.0  # by which each token is less likely than the one before it, whose id is one lower
 
 
 def encode(text: str) -> list[int]:
@@ -59,7 +60,7 @@ class FakeRequest:
         stops = set(stop.token_ids) | (set() if stop.ignore_eos else {EOS_TOKEN_ID})
         self.output = []
         while len(self.output) < self.max_new_tokens and not (self.output and self.output[-1] in stops):
-            self.output.append(self.prompt[len(self.output) % len(self.prompt)])
+            self.output.append(self._chosen(stops))
         self.stopped = self.output[-1] in stops
         self.stop_text = ""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -69,13 +70,20 @@ class FakeRequest:
         if self.message.output.echo:
             self.pieces[0] = decode(self.prompt) + self.pieces[0]
 
+    def _chosen(self, stops: set[int]) -> int:
+        """The prompt's next token; in place of one that may not be chosen the next one that may."""
+        sampling, wanted = self.message.sampling, self.prompt[len(self.output) % len(self.prompt)]
+        banned = {*sampling.banned_token_ids, *(stops if len(self.output) < self.message.stop.min_new_tokens else ())}
+        may_be = set(sampling.allowed_token_ids or range(VOCAB_SIZE)) - banned
+        return next((i for i in (*range(wanted, VOCAB_SIZE), *range(wanted)) if i in may_be), wanted)
+
     def _cut_at_stop(self) -> None:
         """Ends the output at the token that completes the first stop string, and the text before that."""
         stop, text = self.message.stop, ""
         for index, piece in enumerate(self.pieces):
             text += piece
             found = [each for each in stop.strings if text.endswith(each)]
-            if found:
+            if found and index + 1 >= stop.min_new_tokens:
                 self.stop_text = max(found, key=len)
                 cut = text if stop.include_stop else text.removesuffix(self.stop_text)
                 del self.output[index + 1 :]
@@ -95,6 +103,7 @@ class FakeRequest:
             seed=self.message.seed,
             sampling=self.message.sampling,
             state=event_pb2.REQUEST_STATE_WAITING,
+            min_new_tokens=self.message.stop.min_new_tokens,
         )
 
     def delta(self, start: int, end: int) -> event_pb2.Delta:
@@ -111,7 +120,11 @@ class FakeRequest:
         if self.message.logprobs.top_n:
             for index in range(start, end):
                 chosen = event_pb2.TokenLogprob(token_id=self.output[index], logprob=logprob(index))
-                delta.logprobs.add(chosen=chosen.logprob, top=[chosen])
+                entry = delta.logprobs.add(chosen=chosen.logprob, top=[chosen])
+                for place in range(1, min(self.message.logprobs.top_n, VOCAB_SIZE)):
+                    entry.top.add(
+                        token_id=(chosen.token_id + place) % VOCAB_SIZE, logprob=chosen.logprob - LOGPROB_STEP * place
+                    )
         return delta
 
     def finished(self) -> event_pb2.Finished:

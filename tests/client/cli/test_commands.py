@@ -81,6 +81,36 @@ def test_every_flag_of_generate_reaches_its_field(server: FakeServer) -> None:
     assert (output.text, output.token_ids, output.skip_special_tokens) == (False, True, False)
 
 
+def test_every_flag_of_processors_reaches_its_field(server: FakeServer) -> None:
+    server.allow_tokens(0)
+    flags = (
+        "--repetition-penalty 1.5 --presence-penalty -0.5 --frequency-penalty 0.25 --no-repeat-ngram-size 3 "
+        "--logit-bias 7=-2 --logit-bias 8=0.5 --allowed-token-ids 97,98 --banned-token-ids 98 --banned-words no "
+        "--banned-words never --banned-sequences 1,2 --banned-sequences 3 --min-new-tokens 2 --max-new-tokens 3 "
+        "--logprobs 5 --logprob-source raw --request-id mine --json"
+    )
+    with subprocess.Popen(
+        [PROGRAM, "generate", "ab", *flags.split(), "--target", server.target], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        accepted = json.loads(process.stdout.readline())["accepted"]
+        message = server._engine.requests["mine"].message
+        server.allow_tokens(None)
+        events = [json.loads(line) for line in process.stdout]
+        assert process.wait(30) == 0
+    asked = message.sampling
+    assert (asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty) == (1.5, -0.5, 0.25)
+    assert (asked.no_repeat_ngram_size, dict(asked.logit_bias)) == (3, {7: -2.0, 8: 0.5})
+    assert (list(asked.allowed_token_ids), list(asked.banned_token_ids)) == ([97, 98], [98])
+    assert list(asked.banned_words) == ["no", "never"]
+    assert [list(banned.ids) for banned in asked.banned_sequences] == [[1, 2], [3]]
+    assert (message.stop.min_new_tokens, message.logprobs.source) == (2, 2)
+    assert (accepted["sampling"]["repetition_penalty"], accepted["min_new_tokens"]) == (1.5, 2)
+    deltas = [event["delta"] for event in events if "delta" in event]
+    assert [token for delta in deltas for token in delta["token_ids"]] == [97, 97, 97], "98 is banned"
+    assert all(len(entry["top"]) == 5 for delta in deltas for entry in delta["logprobs"])
+
+
 def test_ids_are_printed_between_spaces(server: FakeServer) -> None:
     done = chairlift("generate", "--ids", f"7,8,{EOS_TOKEN_ID}", "--output", "ids", "--target", server.target)
     assert done.stdout == f"7 8 {EOS_TOKEN_ID}\n"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import chairlift_client as cl
 import pytest
@@ -18,8 +19,10 @@ SETTINGS = [
 ]
 
 
-def options(config: object, **own: object) -> dict[str, object]:
-    found = _generation_config.request_options(config, max_new_tokens=None, eos_token_id=None, overrides=own)
+def options(config: object, *, model_eos_token_ids: Sequence[int] = (), **own: object) -> dict[str, object]:
+    found = _generation_config.request_options(
+        config, max_new_tokens=None, eos_token_id=None, overrides=own, model_eos_token_ids=model_eos_token_ids
+    )
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -51,6 +54,48 @@ def test_what_a_request_names_itself_wins_over_the_config(
     assert options(GenerationConfig(**config), **own) == expected
 
 
+PROCESSORS = {
+    "repetition_penalty": 1.5,
+    "no_repeat_ngram_size": 2,
+    "bad_words_ids": [[5, 6], [9], [8]],
+    "suppress_tokens": [4],
+    "sequence_bias": [[[7], -1.5], [[3], 2.0]],
+}
+
+
+@pytest.mark.parametrize("kind", [GenerationConfig, transformers.GenerationConfig])
+def test_processors_are_asked_for_by_transformers_names(kind: type) -> None:
+    config = kind(**PROCESSORS)
+    _generation_config.check_generation_config(config)
+    asked = options(config, model_eos_token_ids=[9])
+    expected = {
+        "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 2,
+        "banned_sequences": [[5, 6], [8]],  # to transformers EOS is no bad word
+        "banned_token_ids": [4],
+        "logit_bias": {7: -1.5, 3: 2.0},
+    }
+    assert {name: asked[name] for name in expected} == expected
+    assert options(kind(bad_words_ids=[[9], [8]], eos_token_id=8))["banned_sequences"] == [[9]]
+    assert options(kind(sequence_bias={(7,): -1.5}))["logit_bias"] == {7: -1.5}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, None),
+        ({"min_new_tokens": 0}, 0),
+        ({"min_new_tokens": 3}, 3),
+        ({"min_length": 12}, 7),
+        ({"min_length": 4}, 0),
+        ({"min_length": 12, "min_new_tokens": 3}, 3),
+    ],
+)
+def test_the_least_length_is_counted_as_transformers_counts_it(config: dict, expected: int | None) -> None:
+    for kind in (GenerationConfig, transformers.GenerationConfig):
+        assert _generation_config.min_new_tokens(kind(**config), num_prompt_tokens=5) == expected
+
+
 def test_a_request_cannot_name_what_is_no_sampling_parameter() -> None:
     with pytest.raises(TypeError, match="repetition_penalty"):
         options(GenerationConfig(), repetition_penalty=1.5)
@@ -67,12 +112,12 @@ def test_stop_strings_end_a_generation_and_stay_in_its_text_as_in_transformers()
 @pytest.mark.parametrize(
     "entry",
     [
-        {"repetition_penalty": 1.5},
+        {"encoder_repetition_penalty": 1.5},
         {"num_beams": 4},
         {"num_return_sequences": 2},
-        {"min_new_tokens": 3},
         {"max_length": 100},
-        {"suppress_tokens": [1]},
+        {"begin_suppress_tokens": [1]},
+        {"sequence_bias": {(1, 2): 0.5}},
         {"max_time": 3.0},
         {"output_scores": True},
         {"an_entry_of_the_future": 1},

@@ -87,9 +87,10 @@ def worker_pid(server: LiveServer) -> int:
 def wait_for_another(server: LiveServer, pid: int, *, timeout_s: float = 60) -> None:
     with Client(server.target) as client:
         deadline = time.monotonic() + timeout_s
-        while client.health() is not HealthStatus.SERVING or client.get_server().worker_pids in ((), (pid,)):
+        while (info := client.get_server()).state is ServerState.RECOVERING or info.worker_pids in ((), (pid,)):
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        assert client.health() is HealthStatus.SERVING
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,9 @@ class SharedMemory:
     def __init__(self, *, fd: int) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size  # bytes
-        self._mapping = mmap.mmap(fd, self.size)  # ValueError for an empty file
+        # All pages at once: a process would else seem to grow until it has been through all of a ring.
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        self._mapping = mmap.mmap(fd, self.size, flags=flags)  # ValueError for an empty file
         self.address = ctypes.addressof(self.hold())
 
     @classmethod

@@ -138,10 +138,16 @@ def test_a_prompt_that_is_too_long_is_the_callers_fault(client: openai.OpenAI) -
         assert str(limit) in refused.value.message
 
 
-@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
-def test_what_cannot_be_honoured_is_refused_by_name(client: openai.OpenAI, name: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=rf"sampling_params\.{name}: is not supported"):
-        chat(client, **{name: 0.5})
+def test_penalties_reach_the_service(
+    client: openai.OpenAI, servers: tuple[LiveServer, LiveServer], wanted: Any
+) -> None:
+    penalties = {"frequency_penalty": 1.5, "presence_penalty": -2.0}
+    repetition = {"repetition_penalty": 0.01}  # so likely gets what the prompt has
+    with Client(servers[0].target) as own:
+        told = own.complete(Chat(TALK), max_new_tokens=8, temperature=0.0, **penalties, **repetition)
+    got = chat(client, max_tokens=8, **penalties, extra_body=repetition).choices[0].message.content
+    assert got == told.text
+    assert told.token_ids != wanted.token_ids[:8]
 
 
 def test_closing_a_stream_ends_the_request(client: openai.OpenAI, servers: tuple[LiveServer, LiveServer]) -> None:

@@ -15,12 +15,14 @@ import pytest
 from chairlift.v1 import info_service_pb2
 from chairlift_service import gateway
 from chairlift_service.config import ConfigError, load
+from chairlift_service.servicers.vllm_engine.asked import asked_of
 from chairlift_service.servicers.vllm_engine.bundle import CHUNK_BYTES, pack
 from google.protobuf.descriptor import FieldDescriptor
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 from support.fake_worker import CACHE_LEN, CACHED_TOKENS, CONTEXT_LEN, EOS_ID, ERROR_TOKEN, logprob
 from support.served import Served, echo, eventually, generate, refusal, rest, serving
 from support.tokenizer_files import byte_level, smollm2
+from support.validation import MODEL
 
 PROMPT = [40, 41, 42, 43]
 _pb = vllm_engine_pb2
@@ -83,7 +85,7 @@ async def test_chunks_joined_are_the_output_and_count_up(served: Served) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("asked_for", [0, 1])
+@pytest.mark.parametrize("asked_for", [0, 1, 3, 128])
 async def test_log_probabilities_of_the_chosen_tokens(served: Served, *, stream: bool, asked_for: int) -> None:
     call = stub(served).Generate(asked(*PROMPT, max_tokens=6, logprobs=asked_for, stream=stream))
     chunks, complete = await answers(call)
@@ -92,7 +94,10 @@ async def test_log_probabilities_of_the_chosen_tokens(served: Served, *, stream:
     assert [value for part in parts for value in part.token_logprobs] == wanted
     assert [token for part in parts for token in part.token_ids] == echo(PROMPT, 6)
     top = [(list(each.token_ids), list(each.values)) for part in parts for each in part.top_logprobs]
-    likeliest = [([token], [value]) for token, value in zip(echo(PROMPT, 6), wanted, strict=True)]
+    likeliest = [
+        ([token + place for place in range(asked_for)], [value - place for place in range(asked_for)])
+        for token, value in zip(echo(PROMPT, 6), wanted, strict=True)
+    ]
     assert top == (likeliest if asked_for else [([], [])] * 6)
 
 
@@ -142,6 +147,20 @@ async def test_an_output_that_has_no_stop_string_ends_as_ever(served: Served) ->
     assert (list(complete.output_ids), complete.finish_reason) == (echo(PROMPT, 5), "length")
 
 
+def test_penalties_biases_and_minimum_are_asked_for_by_our_own_names() -> None:
+    params = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.25, "min_tokens": 3}
+    message = asked_of(asked(5, **params, logit_bias={7: -1.5}, logprobs=4), MODEL).message
+    own = message.sampling
+    assert (own.repetition_penalty, own.presence_penalty, own.frequency_penalty) == (1.5, -0.5, 0.25)
+    assert (dict(own.logit_bias), message.stop.min_new_tokens, message.logprobs.top_n) == ({7: -1.5}, 3, 4)
+    unset = asked_of(asked(5), MODEL).message
+    for name in ("presence_penalty", "frequency_penalty"):
+        assert not unset.sampling.HasField(name), "zero is unset"
+    assert unset.sampling.repetition_penalty == 1, "as the gateway says"
+    assert not asked_of(asked(5, repetition_penalty=0), MODEL).message.sampling.HasField("repetition_penalty")
+    assert not unset.stop.HasField("min_new_tokens")
+
+
 def set_value(message: Any, field: FieldDescriptor) -> None:
     """Gives a field a value that asks for something."""
     if field.is_repeated:
@@ -161,6 +180,7 @@ def set_value(message: Any, field: FieldDescriptor) -> None:
 
 TEXT_ONLY = {"skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"}
 HONOURED = {"temperature", "max_tokens", "ignore_eos", "stop", "stop_token_ids", "top_k", "seed"} | TEXT_ONLY
+HONOURED |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias"}
 IN_RANGE = {"top_p": 0.5, "min_p": 0.5, "logprobs": 1}
 VACUOUS = {"grammar_from_first_token"}  # about constraints, which are refused
 
@@ -222,7 +242,11 @@ async def test_a_field_of_a_newer_protocol_is_refused(served: Served, part: str)
         (asked(5, temperature=-1), "INVALID_VALUE", "sampling_params.temperature"),
         (asked(5, top_p=1.5), "INVALID_VALUE", "sampling_params.top_p"),
         (asked(5, max_tokens=0), "INVALID_VALUE", "sampling_params.max_tokens"),
-        (asked(5, logprobs=2), "UNSUPPORTED_OPTION", "sampling_params.logprobs"),
+        (asked(5, logprobs=129), "INVALID_VALUE", "sampling_params.logprobs"),
+        (asked(5, repetition_penalty=-1), "INVALID_VALUE", "sampling_params.repetition_penalty"),
+        (asked(5, presence_penalty=2.5), "INVALID_VALUE", "sampling_params.presence_penalty"),
+        (asked(5, logit_bias={7000: 1}), "UNKNOWN_TOKEN_ID", "sampling_params.logit_bias[7000]"),
+        (asked(5, max_tokens=3, min_tokens=4), "INVALID_VALUE", "sampling_params.min_tokens"),
         (asked(5, logprobs=-1), "UNSUPPORTED_OPTION", "sampling_params.logprobs"),
         (asked(5, seed=-1), "INVALID_VALUE", "sampling_params.seed"),
         (asked(5, stop=["a", ""]), "INVALID_VALUE", "sampling_params.stop[1]"),

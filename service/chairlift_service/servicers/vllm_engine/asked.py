@@ -20,6 +20,7 @@ _HONOURED: Final = frozenset({"request_id", "tokenized", "text", "sampling_param
 _HONOURED_SAMPLING: Final = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "ignore_eos"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens"),
         *("stop", "stop_token_ids", "skip_special_tokens", "logprobs"),
         # About the text, which the gateway makes of the ids.
         *("spaces_between_special_tokens", "include_stop_str_in_output"),
@@ -27,13 +28,14 @@ _HONOURED_SAMPLING: Final = frozenset(
     }
 )
 # Values of other fields that ask for nothing.
-_NEUTRAL: Final = {"n": 1, "repetition_penalty": 1.0, "data_parallel_rank": 0}
+_NEUTRAL: Final = {"n": 1, "data_parallel_rank": 0}
 
 # The service's own field paths by the gateway's; the first that fits counts.
 _FIELDS: Final = (
     (f"{PATH}.sampling.", "sampling_params."),
     (f"{PATH}.max_new_tokens", "sampling_params.max_tokens"),
     (f"{PATH}.stop.token_ids", "sampling_params.stop_token_ids"),
+    (f"{PATH}.stop.min_new_tokens", "sampling_params.min_tokens"),
     (f"{PATH}.stop.strings", "sampling_params.stop"),
     (f"{PATH}.logprobs.top_n", "sampling_params.logprobs"),
     (f"{PATH}.token_ids.ids", "tokenized.input_ids"),
@@ -50,7 +52,7 @@ class Asked:
     message: request_pb2.GenerationRequest  # what the service itself does of it
     stream: bool
     logprobs: bool  # of the chosen tokens
-    top_logprobs: bool  # and the likeliest one, which counts as the chosen one, as in chairlift.v1
+    top_logprobs: bool  # and the likeliest ones, the chosen one always among them, as in chairlift.v1
 
 
 def asked_of(request: Any, model: ModelCardMsg) -> Asked:
@@ -65,16 +67,15 @@ def asked_of(request: Any, model: ModelCardMsg) -> Asked:
     _check_lengths(request, model=model, faults=faults)
     if params.seed < 0:
         faults.add("sampling_params.seed", f"must be at least 0, is {params.seed}")
-    if not -1 < params.logprobs <= 1:
-        text = f"this version returns the chosen token's log-probability only: 0 or 1, not {params.logprobs}"
+    if params.logprobs < 0:
+        text = f"this version does not return those of all tokens: {params.logprobs}"
         faults.add("sampling_params.logprobs", text, Reason.UNSUPPORTED_OPTION)
     faults.raise_any()
-    logprobs = params.HasField("logprobs")
     return Asked(
-        message=_message(request, want_logprobs=logprobs),
+        message=_message(request),
         stream=request.stream,
-        logprobs=logprobs,
-        top_logprobs=logprobs and params.logprobs == 1,
+        logprobs=params.HasField("logprobs"),
+        top_logprobs=params.logprobs > 0,
     )
 
 
@@ -91,7 +92,7 @@ def told(error: ServiceError) -> ServiceError:
     return errors.from_violations(renamed, metadata=error.metadata)
 
 
-def _message(request: Any, *, want_logprobs: bool) -> request_pb2.GenerationRequest:
+def _message(request: Any) -> request_pb2.GenerationRequest:
     params = request.sampling_params
     message = request_pb2.GenerationRequest(
         request_id=request.request_id,
@@ -107,8 +108,10 @@ def _message(request: Any, *, want_logprobs: bool) -> request_pb2.GenerationRequ
         message.max_new_tokens = params.max_tokens
     if params.HasField("seed"):
         message.seed = params.seed
-    if want_logprobs:
-        message.logprobs.top_n = 1
+    if params.HasField("logprobs"):
+        message.logprobs.top_n = max(1, params.logprobs)
+    if params.min_tokens:
+        message.stop.min_new_tokens = params.min_tokens
     _set_sampling(message.sampling, params)
     return message
 
@@ -124,6 +127,11 @@ def _set_sampling(sampling: request_pb2.SamplingParams, params: Any) -> None:
         sampling.top_k = params.top_k
     if whole or params.min_p:
         sampling.min_p = params.min_p
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        if getattr(params, name):
+            setattr(sampling, name, getattr(params, name))
+    for token_id, bias in params.logit_bias.items():
+        sampling.logit_bias[token_id] = bias
 
 
 def _refuse_others(message: Message, *, path: str, honoured: frozenset[str], faults: Faults) -> None:

@@ -82,9 +82,10 @@ def loads(model: ServedModel, statistics: info_service_pb2.Statistics, *, num_wa
 
 def _sampling(defaults: RequestDefaults) -> dict[str, float]:
     """What a gateway fills in where its caller says nothing: what the service itself would."""
+    penalty = {} if defaults.repetition_penalty == 1 else {"repetition_penalty": defaults.repetition_penalty}
     if not defaults.do_sample:
-        return {"temperature": 0.0}
-    return {
+        return {"temperature": 0.0} | penalty
+    return penalty | {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,
         "top_p": defaults.top_p,

@@ -64,8 +64,12 @@ class Output:
             return
         message.token_ids.extend(piece.token_ids)
         message.token_logprobs.extend(piece.logprobs)
-        for token_id, logprob in zip(piece.token_ids, piece.logprobs, strict=True):
-            if self._asked.top_logprobs:
-                message.top_logprobs.add(token_ids=[token_id], values=[logprob])
-            else:
-                message.top_logprobs.add()
+        if not self._asked.top_logprobs:
+            message.top_logprobs.extend(_pb.TopLogProbs() for _ in piece.token_ids)
+            return
+        chosen = (((token_id, logprob),) for token_id, logprob in zip(piece.token_ids, piece.logprobs, strict=True))
+        for top in piece.tops or chosen:
+            entry = message.top_logprobs.add()
+            for token_id, logprob in top:
+                entry.token_ids.append(token_id)
+                entry.values.append(logprob)

@@ -9,8 +9,8 @@ from typing import Final
 from chairlift_service.text.tokenizer import Tokenizer
 
 _MAX_PENDING: Final = 3  # bytes that an unfinished UTF-8 character can have
+_CONTINUATION: Final = (0x80, 0xBF)  # bytes that begin no character
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
-REPLACEMENT: Final = "\ufffd"
 
 
 class ByteLevelText:
@@ -20,6 +20,8 @@ class ByteLevelText:
     for each maximal part of a character (The Unicode Standard, section 3.9, U+FFFD Substitution), so that decoding
     piecewise gives what the library gives for the whole.
     """
+
+    likely: Final = ""  # whole characters are certain
 
     def __init__(self, *, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -33,8 +35,11 @@ class ByteLevelText:
             if len(tail) >= _MAX_PENDING:
                 break
         self._utf8.decode(tail)
-        # Whether decode(prompt) ends in a U+FFFD for an unfinished character.
-        self._prompt_told_replacement = bool(self._utf8.getstate()[0])
+        pending = self._utf8.getstate()[0]
+        # The U+FFFD in which decode(prompt) ends for an unfinished character; two for the beginning of a surrogate,
+        # which Python's decoder takes for unfinished, too.
+        self._prompt_told = pending.decode(errors="replace")
+        self.num_open = self._num_tokens_of(len(pending), prompt_ids) if pending else 0
 
     def push(self, token_id: int) -> str:
         """Text that this token completes."""
@@ -45,10 +50,20 @@ class ByteLevelText:
         return self._new(self._utf8.decode(b"", final=True))
 
     def _new(self, text: str) -> str:
-        if self._prompt_told_replacement and text:
-            self._prompt_told_replacement = False
-            return text.removeprefix(REPLACEMENT)
+        if self._prompt_told and text:
+            told, self._prompt_told = self._prompt_told, ""
+            return text.removeprefix(told)
         return text
+
+    def _num_tokens_of(self, num_pending: int, prompt_ids: Sequence[int]) -> int:
+        """How many tokens at the end have the unfinished character: as many more as begin inside another one."""
+        num_bytes = 0
+        for num, token_id in enumerate(reversed(prompt_ids), start=1):
+            raw = self._bytes(token_id)
+            num_bytes += len(raw)
+            if num_bytes >= num_pending and raw and not _CONTINUATION[0] <= raw[0] <= _CONTINUATION[1]:
+                return num
+        return len(prompt_ids)
 
     def _bytes(self, token_id: int) -> bytes:
         if self._skip_special_tokens and self._tokenizer.is_special(token_id):

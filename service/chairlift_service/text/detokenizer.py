@@ -31,9 +31,19 @@ class Detokenizer:
 
     found: str | None = None  # its text has no end of its own
 
+    @property
+    def num_open(self) -> int:
+        """Tokens at the prompt's end whose text the output may still change."""
+        return self._text.num_open
+
     def push(self, token_id: int) -> str:
         """Takes the next token; returns the text that is certain now, often that of earlier tokens, or nothing."""
         return self._text.push(token_id)
+
+    @property
+    def likely(self) -> str:
+        """Text that the newest token completed if the output ends with it; nothing that `push` has returned."""
+        return self._text.likely
 
     def push_all(self, token_ids: Iterable[int]) -> str:
         """Takes several tokens."""
@@ -45,6 +55,11 @@ class Detokenizer:
 
 
 class _Text(Protocol):
+    num_open: int
+
+    @property
+    def likely(self) -> str: ...
+
     def push(self, token_id: int, /) -> str: ...
 
     def finish(self) -> str: ...

@@ -21,6 +21,12 @@ class StopMatcher:
         self._held = ""  # the beginning of a stop, perhaps
         self.found: str | None = None
 
+    def copy(self) -> StopMatcher:
+        """Another one that has come as far."""
+        other = StopMatcher(stops=self._stops, include=self._include)
+        other._held, other.found = self._held, self.found
+        return other
+
     def push(self, piece: str, *, counts: bool = True) -> str:
         """The text that is certain with this piece: nothing that comes later can make it a part of a stop.
 
@@ -56,3 +62,46 @@ class StopMatcher:
             if any(len(stop) > size and stop.startswith(end) for stop in self._stops):
                 return size
         return 0
+
+
+class StopSearch:
+    """Looks for stop strings in an output's text, of which some is likely before it is certain.
+
+    A stop that is complete in likely text ends the output, which makes that text certain.
+    """
+
+    __slots__ = ("_ahead", "_likely", "_matcher", "_told")
+
+    def __init__(self, matcher: StopMatcher) -> None:
+        self._matcher = matcher
+        self._ahead: StopMatcher | None = None  # has had what is likely besides; None: nothing is
+        self._likely = ""
+        self._told = ""  # what `_ahead` let through of it
+
+    @property
+    def found(self) -> str | None:
+        """The first stop in what is certain."""
+        return self._matcher.found
+
+    @property
+    def ends_here(self) -> bool:
+        """Whether there is one in what is likely."""
+        return self._ahead is not None and self._ahead.found is not None
+
+    def push(self, piece: str, *, likely: str = "", counts: bool = True) -> str:
+        """What `StopMatcher.push` returns for text that is certain now; behind that, `likely` is more."""
+        told = ""
+        if piece:
+            if self._ahead is not None and piece.startswith(self._likely):
+                self._matcher, told, piece = self._ahead, self._told, piece[len(self._likely) :]
+            self._ahead, self._likely, self._told = None, "", ""
+            told += self._matcher.push(piece, counts=counts)
+        if likely and self.found is None:
+            self._ahead = self._ahead or self._matcher.copy()
+            self._told += self._ahead.push(likely, counts=counts)
+            self._likely += likely
+        return told
+
+    def finish(self) -> str:
+        """The text is over: what was held back."""
+        return self._matcher.finish()

@@ -24,7 +24,8 @@ class WindowedText:
     The first token of a text is special to these decoders (its leading space goes). The window therefore starts
     either where the whole text starts, or at a token that has text of its own, which keeps the next one from being
     first. Of a run of byte tokens nothing is told before it ends: one byte that is not UTF-8 turns all of it into
-    U+FFFD. The window never starts inside of a run.
+    U+FFFD. What its newest token completed, unless such a byte comes, is `likely`. The window never starts inside of a
+    run.
     """
 
     def __init__(self, *, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
@@ -32,16 +33,24 @@ class WindowedText:
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []
         self._run: list[int] = []
-        self._take_prompt(prompt_ids)
+        self.num_open = self._take_prompt(prompt_ids)
         self._num_told = len(self._decode(self._window))  # characters of the window's text
         self._num_prompt_run = len(self._run)  # tokens of the open run that are the prompt's
+        self._run_utf8: codecs.IncrementalDecoder | None = _UTF8()  # None: the run is not UTF-8
+        self.likely = ""
+        for token_id in self._run:
+            self._take_byte(self._byte(token_id) or 0)
+        self.likely = ""
 
     def push(self, token_id: int) -> str:
         """Text that is certain with this token."""
+        self.likely = ""
         if not self._has_text(token_id):
             return ""
-        if self._byte(token_id) is not None:
+        byte = self._byte(token_id)
+        if byte is not None:
             self._run.append(token_id)
+            self._take_byte(byte)
             return ""
         piece = self._close([token_id])
         self._trim()
@@ -55,10 +64,18 @@ class WindowedText:
         """Ends the run, moves it and the tokens `after` it into the window, and returns the text that this adds."""
         told = self._num_told_at_close()
         self._window += self._run + after
-        self._run, self._num_prompt_run = [], 0
+        self._run, self._num_prompt_run, self._run_utf8, self.likely = [], 0, _UTF8(), ""
         text = self._decode(self._window)
         self._num_told = len(text)
         return text[told:]
+
+    def _take_byte(self, byte: int) -> None:
+        """One byte more of the open run."""
+        if self._run_utf8 is not None:
+            try:
+                self.likely = self._run_utf8.decode(bytes([byte]))
+            except UnicodeDecodeError:
+                self._run_utf8 = None
 
     def _num_told_at_close(self) -> int:
         """Characters of the window's text, the run added, that are told or the prompt's."""
@@ -74,13 +91,15 @@ class WindowedText:
         num_whole = self._num_prompt_run - len(utf8.getstate()[0])
         return len(self._decode(self._window + self._run[:num_whole]))
 
-    def _take_prompt(self, prompt_ids: Sequence[int]) -> None:
-        """Fills the window and the run from the prompt's end."""
-        for token_id in reversed(prompt_ids):
+    def _take_prompt(self, prompt_ids: Sequence[int]) -> int:
+        """Fills the window and the run from the prompt's end. Returns how far from the end the run begins."""
+        num_open = 0
+        for num, token_id in enumerate(reversed(prompt_ids), start=1):
             if not self._has_text(token_id):
                 continue
             if not self._window and self._byte(token_id) is not None:
                 self._run.append(token_id)
+                num_open = num
                 continue
             self._window.append(token_id)
             enough = _NUM_ANCHORS if self._can_start(token_id) else _MAX_WINDOW
@@ -88,6 +107,7 @@ class WindowedText:
                 break
         self._window.reverse()
         self._run.reverse()
+        return num_open
 
     def _trim(self) -> None:
         """Forgets the window's first tokens, where it has more than enough. Its last one is no byte token."""

@@ -26,6 +26,7 @@ MAX_NAME_LEN: Final = 128  # characters of a request id or a session's name
 MAX_PRIORITY: Final = 10  # and as much below 0: what one caller can gain over another stays within minutes
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_CHARS: Final = 1024
+MAX_STREAM_INTERVAL: Final = 512  # tokens; no delta has more of them
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -161,7 +162,8 @@ def check_stop_strings(strings: Sequence[str], *, path: str, faults: Faults) -> 
 
 
 def _check_output(output: request_pb2.OutputParams, *, path: str, faults: Faults) -> None:
-    if output.HasField("stream_interval") and output.stream_interval < 1:
-        faults.add(f"{path}.stream_interval", "must be at least 1, is 0")
+    if output.HasField("stream_interval") and not 1 <= output.stream_interval <= MAX_STREAM_INTERVAL:
+        text = f"must be 1 to {MAX_STREAM_INTERVAL}, is {output.stream_interval}"
+        faults.add(f"{path}.stream_interval", text)
     if output.echo and output.HasField("text") and not output.text:
         faults.add(f"{path}.echo", "is text, which output.text turns off")

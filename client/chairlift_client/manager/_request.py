@@ -15,8 +15,9 @@ from chairlift_client.manager._output import STATUS_OF_STATE, GenerationOutput, 
 class TrackedRequest:
     """Collects a request's events. Owned by its Session, under whose lock alone it is touched.
 
-    `stop_token_ids` are the ids that may end it. They, and `max_new_tokens` once it is known, tell which token may be
-    its last: that one is held back until the ending, so that a streaming reader gets it together with FINISHED.
+    `stop_token_ids` are the ids that may end it; with `stops_anywhere` any token may. They, and `max_new_tokens` once it
+    is known, tell which token may be its last: that one is held back until the ending, so that a streaming reader gets
+    it together with FINISHED.
     """
 
     def __init__(
@@ -27,11 +28,13 @@ class TrackedRequest:
         streaming: bool,
         record_timestamps: bool,
         stop_token_ids: Collection[int],
+        stops_anywhere: bool = False,
     ) -> None:
         self.request_id: Final = request_id
         self._prompt_ids = prompt_ids
         self._streaming = streaming
         self._stops = frozenset(stop_token_ids)
+        self._stops_anywhere = stops_anywhere
         self._max_new_tokens: int | None = None
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -95,7 +98,9 @@ class TrackedRequest:
         return self._output(self._num_handed_out, RequestStatus.DECODING)
 
     def _may_be_last(self) -> bool:
-        return len(self._tokens) == self._max_new_tokens or self._tokens[-1] in self._stops
+        if self._stops_anywhere or len(self._tokens) == self._max_new_tokens:
+            return True
+        return self._tokens[-1] in self._stops
 
     def _move_to(self, status: RequestStatus) -> None:
         if self.is_over:

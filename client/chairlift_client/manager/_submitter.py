@@ -97,6 +97,7 @@ class Submitter:
                     streaming=streaming,
                     record_timestamps=record_timestamps,
                     stop_token_ids=stops,
+                    stops_anywhere=bool(options.get("stop")),
                 )
             )
         # Events may come before the call returns, so they are expected from before it.

@@ -10,8 +10,9 @@ from chairlift_worker.ipc.messages import EndingMsg
 from chairlift_service.errors import ServiceError
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.output_log import LogSlice
+from chairlift_service.validate import MAX_STREAM_INTERVAL
 
-MAX_DELTA_TOKENS: Final = 512
+MAX_DELTA_TOKENS: Final = MAX_STREAM_INTERVAL
 """Tokens of one delta at most, so that a reader far behind gets messages of bounded size."""
 
 

@@ -127,6 +127,18 @@ def test_a_stream_that_ends_with_eos_gives_that_token_once(manager: cl.Continuou
     assert chunks == [([1], RequestStatus.DECODING), ([1, EOS_TOKEN_ID], RequestStatus.FINISHED)]
 
 
+def test_a_stream_that_ends_with_a_stop_string_gives_its_last_token_once(model: cl.RemoteModel) -> None:
+    config = GenerationConfig(max_new_tokens=9, stop_strings=["bc"])
+    with model.continuous_batching_context_manager(generation_config=config) as manager:
+        manager.add_request(list(b"abcd"), request_id="s", streaming=True)
+        chunks = [(bytes(c.generated_tokens), c.status) for c in manager.request_id_iter("s")]
+    assert chunks == [
+        (b"a", RequestStatus.DECODING),
+        (b"ab", RequestStatus.DECODING),
+        (b"abc", RequestStatus.FINISHED),
+    ]
+
+
 def test_eos_of_the_configuration_replaces_the_models(model: cl.RemoteModel) -> None:
     inputs = [[1, EOS_TOKEN_ID, 2]]
 

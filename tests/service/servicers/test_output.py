@@ -137,7 +137,7 @@ async def test_echo_is_the_decoding_of_prompt_and_output(*, skip: bool) -> None:
             assert text == TOKENIZER.decode([*prompt, *ids], skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize(("interval", "count"), [(1, 9), (4, 9), (4, 8), (50, 9), (9, 9)])
+@pytest.mark.parametrize(("interval", "count"), [(1, 9), (4, 9), (4, 8), (50, 9), (9, 9), (512, 520), (511, 511)])
 async def test_deltas_have_as_many_tokens_as_asked_but_the_last(interval: int, count: int) -> None:
     async with serving(script={"step_s": 0.002}) as served:
         output = request_pb2.OutputParams(stream_interval=interval)
@@ -154,6 +154,7 @@ async def test_deltas_have_as_many_tokens_as_asked_but_the_last(interval: int, c
         ({"stop": request_pb2.StopParams(strings=["a" * 1025])}, "request.stop.strings[0]"),
         ({"stop": request_pb2.StopParams(strings=["a"] * 65)}, "request.stop.strings"),
         ({"output": request_pb2.OutputParams(stream_interval=0)}, "request.output.stream_interval"),
+        ({"output": request_pb2.OutputParams(stream_interval=513)}, "request.output.stream_interval"),
         ({"output": request_pb2.OutputParams(echo=True, text=False)}, "request.output.echo"),
     ],
 )

@@ -62,6 +62,20 @@ def byte_fallback(decoder: decoders.Decoder | None = None) -> Tokenizer:
     return tokenizer
 
 
+def mostly_text(size: int) -> Tokenizer:
+    """Llama style with `size` tokens, nearly all of them pieces of text: what a random model says can be read."""
+    few = ["<0x0A>", "<0x09>", "<0xC3>", "<0xA9>"]
+    pairs = [left + right for left in "▁aeioust" for right in "abcdefghijklmnopqrstuvwxyzž東—!'-,.0123456789ABCDEFGHIJ"]
+    specials = ["<unk>", "<s>", "</s>", "<pad>"]
+    pieces = ["▁", *"abcdefghijklmnopqrstuvwxyz,.", *pairs]
+    vocabulary = [(piece, 0.0) for piece in (*specials, *few)] + [(piece, -2.0 / len(piece)) for piece in pieces]
+    tokenizer = Tokenizer(models.Unigram(vocabulary[:size], unk_id=0, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = byte_fallback().decoder
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
 def metaspace() -> Tokenizer:
     """T5 style: no byte tokens; the decoder drops the first token's space."""
     return byte_fallback(decoders.Metaspace())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 
 import tokenizers
@@ -55,6 +56,24 @@ def minus_prompt(library: tokenizers.Tokenizer, prompt: Sequence[int], output: S
     except UnicodeDecodeError:
         return whole[base + len(tail) :]
     return whole[base + len(tail.decode(errors="ignore")) :]
+
+
+def first_stop(texts: list[str], stops: list[str], min_new_tokens: int = 0) -> tuple[int, int, str] | None:
+    """(number of tokens, where it begins, which): `texts[n]` is the text of n tokens.
+
+    A stop is complete with token n if it stands in the text of n tokens, and not yet in that of n - 1.
+    """
+    for num in range(max(1, min_new_tokens), len(texts)):
+        text, before = texts[num], texts[num - 1]
+        found = [
+            (match.start() + len(stop), match.start(), stop)
+            for stop in stops
+            for match in re.finditer(f"(?={re.escape(stop)})", text)
+            if before[: match.start() + len(stop)] != text[: match.start() + len(stop)]
+        ]
+        if found:
+            return num, *min(found)[1:]
+    return None
 
 
 def _fallback_text(run: bytes) -> str:

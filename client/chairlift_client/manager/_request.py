@@ -15,9 +15,9 @@ from chairlift_client.manager._output import STATUS_OF_STATE, GenerationOutput, 
 class TrackedRequest:
     """Collects a request's events. Owned by its Session, under whose lock alone it is touched.
 
-    `stop_token_ids` are the ids that may end it; with `stops_anywhere` any token may. They, and `max_new_tokens` once it
-    is known, tell which token may be its last: that one is held back until the ending, so that a streaming reader gets
-    it together with FINISHED.
+    `stop_token_ids` are the ids that may end it; with `stops_anywhere` any token may. They, and `max_new_tokens` once
+    it is known, tell which token may be its last: that one is held back until the ending, so that a streaming reader
+    gets it together with FINISHED.
     """
 
     def __init__(

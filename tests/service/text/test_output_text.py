@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from array import array
 
 import pytest
@@ -16,7 +15,7 @@ from chairlift_worker.ipc.messages import SamplingMsg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tokenizer_files as made
-from support.whole_text import BUILDERS, cases, minus_prompt, pair
+from support.whole_text import BUILDERS, cases, first_stop, minus_prompt, pair
 
 
 def log_of(
@@ -55,24 +54,6 @@ def log_of(
             log.append(token_id, 0.0)
     log.close()
     return log
-
-
-def first_stop(texts: list[str], stops: list[str], min_new_tokens: int) -> tuple[int, int, str] | None:
-    """(number of tokens, where it begins, which): `texts[n]` is the text of n tokens.
-
-    A stop is complete with token n if it stands in the text of n tokens, and not yet in that of n - 1.
-    """
-    for num in range(max(1, min_new_tokens), len(texts)):
-        text, before = texts[num], texts[num - 1]
-        found = [
-            (match.start() + len(stop), match.start(), stop)
-            for stop in stops
-            for match in re.finditer(f"(?={re.escape(stop)})", text)
-            if before[: match.start() + len(stop)] != text[: match.start() + len(stop)]
-        ]
-        if found:
-            return num, *min(found)[1:]
-    return None
 
 
 @given(case=cases(), echo=st.booleans(), include=st.booleans(), min_new_tokens=st.integers(0, 12), data=st.data())

@@ -13,7 +13,7 @@ SOURCES := pyproject.toml $(shell find protos worker/native -name '*.proto' -o -
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint release-protos unit soak chaos fuzz test-native test-clients clean
+.PHONY: demo test lint release-protos unit soak chaos fuzz test-native test-clients gpu-wheel gpu-check clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python bench/demo.py $(BIN)
@@ -84,6 +84,22 @@ test-clients: $(INSTALLED_DEV)
 		DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends $(CLIENT_TOOLS); \
 	fi
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/clients --every-language
+
+# What only a GPU can show, in under eight minutes, on a machine with Python 3.11 or newer, torch, triton and transformers,
+# where nothing can be fetched: `make gpu-wheel` here, bring the tree with dist/ there, `make gpu-check` there. With DRY=1
+# the same script runs on the CPU, at toy size. Results go to $$OUT/gpu_check.json, else to bench/out.
+gpu-wheel: $(INSTALLED)
+	rm -rf dist/gpu && mkdir -p dist/gpu
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist/gpu .
+
+ifdef DRY
+gpu-check: $(INSTALLED)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python bench/gpu_check --dry
+else
+gpu-check:
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target dist/gpu/packages dist/gpu/*.whl
+	PYTHONPATH=dist/gpu/packages $(PYTHON) bench/gpu_check
+endif
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)

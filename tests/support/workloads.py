@@ -199,7 +199,7 @@ def random_shape(generator: random.Random, jobs: Sequence[Job], model: LoadedMod
         isa=isa,
         passes=generator.choice(graphs) if backend == "native" and isa is None else PLAIN,
         drafts=drafts if depth == 1 else None,
-        lag=generator.choice([None, None, generator.randrange(1000)]),
+        lag=generator.choice([None, generator.randrange(1000)]),
         foresight=generator.random() < 0.6,
         draft_costs=generator.choice([ALWAYS_DRAFT, ALWAYS_DRAFT, FEW_TOKENS_ARE_CHEAP]),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from chairlift_worker.plan import RowPlan, RowResult, StepPlan, StepResult
-from chairlift_worker.queues import Mark
+from chairlift_worker.queues import Mark, sent
 from chairlift_worker.sampling import Sampler
 from chairlift_worker.sampling.device import DeviceSampler, is_for_device
 
@@ -57,8 +57,10 @@ class LaunchedStep:
         if not self._here:
             chosen = self._sampler.sample(logits, self._there)
         else:
-            self._logits = logits[self._places_here]
-            chosen = self._sampler.sample(logits[self._places_there], self._there)
+            places = sent(torch.tensor([*self._places_here, *self._places_there]), logits.device)
+            num_here = len(self._places_here)
+            self._logits = logits.index_select(0, places[:num_here])
+            chosen = self._sampler.sample(logits.index_select(0, places[num_here:]), self._there)
         self.tokens, self._packed = chosen.tokens, chosen.packed
 
     def fetch(self) -> None:

@@ -106,6 +106,11 @@ class CudaMark:
         self.event.synchronize()
 
 
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device, made in the order of the stream: nobody waits. On a CPU the values themselves."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
 def queues_for(device: torch.device) -> Queues:
     """A device's queues."""
     if device.type != "cuda":

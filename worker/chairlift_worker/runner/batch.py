@@ -18,6 +18,7 @@ from chairlift_worker.attention.base import RowForm
 from chairlift_worker.attention.metadata import PageRows, StepMetadata
 from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.plan import NOTHING_CARRIED, RowPlan, StepPlan
+from chairlift_worker.queues import sent
 from chairlift_worker.runner.pages import DecodePages, PageReader
 from chairlift_worker.runner.tables import Ints, TableReader
 
@@ -52,7 +53,7 @@ class LateTokens:
 
     def put(self, input_ids: torch.Tensor, tokens: torch.Tensor) -> None:
         """Puts them into (1, tokens) ids, in the order of the stream."""
-        places, sources = (_sent(numbers, tokens.device) for numbers in (self.places, self.sources))
+        places, sources = (sent(numbers, tokens.device) for numbers in (self.places, self.sources))
         input_ids[0].index_copy_(0, places, tokens.index_select(0, sources))
 
 
@@ -133,11 +134,6 @@ def _copied(rows: StepMetadata | PageRows, device: torch.device) -> PageRows:
         start=rows.start.to(device, copy=True),
         tables=rows.tables.to(device, copy=True),
     )
-
-
-def _sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy there, without waiting for it."""
-    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
 
 
 def _ints(values: array[int]) -> Ints:

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from chairlift_worker.plan import RowPlan, RowResult, SampleSpec, failed_row
+from chairlift_worker.queues import sent
 from chairlift_worker.sampling.choice import Filters, RowParams, choose_greedy, choose_seeded
 from chairlift_worker.sampling.native import SampleStatus
 from chairlift_worker.sampling.sampler import RowHook, check_logits, sampling_error, status_error
@@ -115,7 +116,7 @@ def _sample(logits: torch.Tensor, places: Sequence[tuple[SampleSpec, int]]) -> t
     tokens, logprobs = choose_greedy(logits)
     seeded = [number for number, (spec, _) in enumerate(places) if spec.temperature >= GREEDY_BELOW]
     if seeded:
-        here = _to_device(torch.tensor(seeded), logits.device)
+        here = sent(torch.tensor(seeded), logits.device)
         chosen = [places[number] for number in seeded]
         params, filters = _params(chosen, logits), _filters(chosen, logits.shape[1])
         own, own_logprobs = choose_seeded(logits.index_select(0, here), params, filters)
@@ -139,7 +140,7 @@ def _params(places: Sequence[tuple[SampleSpec, int]], logits: torch.Tensor) -> R
         array("q", [index for _, index in places]),
     ]
     table = torch.stack([torch.frombuffer(column, dtype=torch.int64) for column in (*floats, *whole)])
-    table = _to_device(table, logits.device)
+    table = sent(table, logits.device)
     temperature, top_p, min_p = table[:3].view(torch.float64)
     return RowParams(temperature, top_p, min_p, *table[3:])
 
@@ -150,10 +151,3 @@ def _filters(places: Sequence[tuple[SampleSpec, int]], vocab_size: int) -> Filte
         top_p=any(spec.top_p < 1.0 for spec, _ in places),
         min_p=any(spec.min_p > 0.0 for spec, _ in places),
     )
-
-
-def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy there, without waiting for it."""
-    if device.type == "cpu":
-        return values
-    return values.pin_memory().to(device, non_blocking=True)

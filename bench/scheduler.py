@@ -24,7 +24,8 @@ from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.plan import RowResult, StepPlan, StepResult
 from chairlift_worker.request import Request
 from chairlift_worker.roster import Roster
-from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.scheduler import Scheduler
+from chairlift_worker.step_budget import StepLimits
 from chairlift_worker.swap.policy import NEVER_SWAP
 from chairlift_worker.swap.pool import SwapPool
 from chairlift_worker.swap.space import SwapSpace

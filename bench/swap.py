@@ -36,7 +36,8 @@ from chairlift_worker.pipeline import Pipeline
 from chairlift_worker.request import Request
 from chairlift_worker.roster import Counters, Roster
 from chairlift_worker.runner import ModuleForward, Runner
-from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.scheduler import Scheduler
+from chairlift_worker.step_budget import StepLimits
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import ALWAYS_SWAP, NEVER_SWAP, SwapCosts
 from chairlift_worker.swap.pool import SwapPool

@@ -4,7 +4,7 @@ from chairlift_worker.ipc.messages import EndingReason
 from chairlift_worker.speculation.speculator import DraftLimits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.fake_device import VOCAB, solo_run
+from support.fake_device import VOCAB, solo_judgements, solo_run
 from support.layouts import layout_of
 from support.scheduling import Bench
 
@@ -47,12 +47,15 @@ def workloads(draw: st.DrawFn, *, windows: tuple[int | None, ...] = (None,)) -> 
     for uid in range(1, draw(st.integers(1, 12)) + 1):
         prompt_len = draw(st.integers(1, longest - 1))
         shared = draw(st.integers(0, min(prompt_len, 40)))
+        judged = draw(st.sampled_from([False, False, True]))
         prompt = draw(st.sampled_from(PREFIXES))[:shared] + [700 + uid] * (prompt_len - shared)
         requests.append(
             {
                 "uid": uid,
                 "prompt": prompt,
-                "max_new_tokens": draw(st.integers(1, longest - prompt_len + 1)),
+                "max_new_tokens": draw(st.integers(0 if judged else 1, longest - prompt_len + 1)),
+                "judged": judged,
+                "forks": draw(st.sampled_from([0, 0, 0, 1, 3])),
                 "arrives": draw(st.integers(0, 30)),
                 "cancelled": draw(st.one_of(st.none(), st.none(), st.integers(0, 60))),
                 "fails": draw(st.sampled_from([None, None, None, 0, 1, 2, 5])),
@@ -78,7 +81,8 @@ def test_with_windows_each_request_equals_its_solo_run(workload: tuple[Bench, li
 
 def run_and_compare(bench: Bench, requests: list[dict]) -> None:
     by_arrival = sorted(requests, key=lambda request: request["arrives"])
-    uids = {request["uid"]: place for place, request in enumerate(by_arrival, start=1)}  # uids are given on arrival
+    # Uids are given on arrival; behind each there are those of its forks.
+    uids = {request["uid"]: place * 10 for place, request in enumerate(by_arrival, start=1)}
     bench.device.fail_at = {
         uids[request["uid"]]: request["fails"] for request in requests if request["fails"] is not None
     }
@@ -91,8 +95,10 @@ def run_and_compare(bench: Bench, requests: list[dict]) -> None:
                     request["max_new_tokens"],
                     seed=request["seed"],
                     stop_ids=request["stop_ids"],
+                    forks=forks_of(uids[request["uid"]], request),
+                    prompt_logprobs=int(request["judged"]),
                 )
-            if request["cancelled"] == tick:
+            if request["cancelled"] == tick:  # its forks go on
                 bench.roster.cancel(uids[request["uid"]], bench.now)
             if request["held"] is not None:
                 first, num_ticks = request["held"]
@@ -102,10 +108,16 @@ def run_and_compare(bench: Bench, requests: list[dict]) -> None:
             break
     for request in requests:
         compare(bench, uids[request["uid"]], request)
+        for fork, seed in forks_of(uids[request["uid"]], request):
+            compare(bench, fork, {**request, "seed": seed, "fails": None, "held": None, "judged": False})
     counters = bench.roster.counters
     assert 0 <= counters.accepted_draft_tokens <= counters.draft_tokens
     assert counters.generated_tokens == sum(len(output) for output in bench.outputs.values())
     bench.assert_idle()
+
+
+def forks_of(uid: int, request: dict) -> tuple[tuple[int, int], ...]:
+    return tuple((uid + number, request["seed"] + number) for number in range(1, request["forks"] + 1))
 
 
 def compare(bench: Bench, uid: int, request: dict) -> None:
@@ -125,7 +137,12 @@ def compare(bench: Bench, uid: int, request: dict) -> None:
         assert ending.reason is EndingReason.ERROR
     else:
         assert bench.outputs[uid] == expected
-        stopped = expected[-1] in request["stop_ids"]
+        stopped = bool(expected) and expected[-1] in request["stop_ids"]
         assert ending.reason is (EndingReason.STOP if stopped else EndingReason.LENGTH)
+    windows = [group.window for group in bench.layout.groups]
+    judged = solo_judgements(request["prompt"], windows=windows) if request["judged"] else []
+    assert bench.judged[uid] == (judged if expected and bench.outputs[uid] else judged[: len(bench.judged[uid])])
+    if ending.reason is EndingReason.LENGTH:
+        assert bench.judged[uid] == judged
     assert ending.preemptions <= (4 if request["held"] is None else 5)
     assert ending.cached_tokens < len(request["prompt"])

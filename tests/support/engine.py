@@ -42,9 +42,10 @@ from chairlift_worker.plan import StepPlan, StepResult
 from chairlift_worker.roster import Roster
 from chairlift_worker.runner import Runner
 from chairlift_worker.runner.replay import GraphForward
-from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.scheduler import Scheduler
 from chairlift_worker.speculation.policy import ALWAYS_DRAFT, StepCosts
 from chairlift_worker.speculation.speculator import DraftLimits, Speculator
+from chairlift_worker.step_budget import StepLimits
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import ALWAYS_SWAP, SwapCosts
 from chairlift_worker.swap.pool import SwapPool

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import zlib
+from array import array
 from collections.abc import Mapping, Sequence
 
+from chairlift_worker.ipc.messages import PromptLogprobsMsg
 from chairlift_worker.kv.layout import CacheLayout
-from chairlift_worker.plan import RowPlan, RowResult, StepPlan, StepResult, failed_row
+from chairlift_worker.plan import NO_TOKEN, RowPlan, RowResult, StepPlan, StepResult, failed_row
 
 VOCAB = 1000
 RUBBISH = -7
@@ -21,6 +23,17 @@ RUBBISH = -7
 def next_token(views: list[list[int]], seed: int, vocab_size: int = VOCAB) -> int:
     """The fake model: a function of what each kind of layers sees."""
     return zlib.crc32(repr((views, seed)).encode()) % vocab_size
+
+
+def judgement(views: list[list[int]], token: int) -> int:
+    """What the fake model says of a token of a prompt by what comes before it; a whole number, exact in float32."""
+    return -zlib.crc32(repr((views, token)).encode()) % 1000
+
+
+def solo_judgements(prompt: list[int], *, windows: Sequence[int | None] = (None,)) -> list[int]:
+    """What it says of a prompt's tokens from the second on, by definition."""
+    views = [[prompt[:i] if window is None else prompt[:i][-window:] for window in windows] for i in range(len(prompt))]
+    return [judgement(views[index], prompt[index]) for index in range(1, len(prompt))]
 
 
 def solo_run(
@@ -63,6 +76,9 @@ class FakeDevice:
             self._slots[slot] = (group, dict(tokens))
         for slot, sector in plan.moves.ins:
             self._cells[sector] = self._slots.pop(slot)
+        for source, target in plan.moves.copies:
+            group, tokens = self._cells[source]
+            self._cells[target] = (group, dict(tokens))
         self._carried = carried
         for row in plan.rows:  # all writes come before all reads, as in a layer
             self.num_computed += row.num_tokens
@@ -114,10 +130,21 @@ class FakeDevice:
             views.append(seen if group.window is None else seen[-group.window :])
         return views
 
-    def _sample(self, row: RowPlan) -> list[RowResult]:
-        if row.sample is None:
+    def _judge(self, row: RowPlan) -> list[RowResult]:
+        """What the row says of its prompt, an entry a result."""
+        if row.scored is None:
             return []
-        results: list[RowResult] = []
+        results = []
+        for index in range(row.scored.index, row.scored.index + row.scored.num_tokens):
+            judged = array("f", [judgement(self._views(row, index), row.tokens[index])]).tobytes()
+            message = PromptLogprobsMsg(uid=row.uid, index=index, logprobs=judged)
+            results.append(RowResult(uid=row.uid, token_id=NO_TOKEN, logprob=None, prompt=message))
+        return results
+
+    def _sample(self, row: RowPlan) -> list[RowResult]:
+        results = self._judge(row)
+        if row.sample is None:
+            return results
         for number in range(row.num_sampled):
             if row.start + row.num_known - 1 + number >= self._failing_position(row):
                 return [*results, failed_row(row.uid, "POISONED_REQUEST: made to fail")]

@@ -7,14 +7,23 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, EndingMsg, SamplingMsg, StartedMsg, StepMsg
+from chairlift_worker.ipc.messages import (
+    NO_DEADLINE,
+    AddRequestMsg,
+    EndingMsg,
+    ForkMsg,
+    SamplingMsg,
+    StartedMsg,
+    StepMsg,
+)
 from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.plan import NO_MOVES, RowResult, StepPlan, StepResult, in_pieces
-from chairlift_worker.request import Request
+from chairlift_worker.request import requests_of
 from chairlift_worker.roster import Roster
-from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.scheduler import Scheduler
 from chairlift_worker.speculation.policy import ALWAYS_DRAFT, StepCosts
 from chairlift_worker.speculation.speculator import DraftLimits, Speculator
+from chairlift_worker.step_budget import StepLimits
 from chairlift_worker.swap.policy import ALWAYS_SWAP
 from chairlift_worker.swap.pool import SwapPool
 from chairlift_worker.swap.space import SwapSpace
@@ -33,7 +42,10 @@ def add_message(
     deadline_ns: int = NO_DEADLINE,
     arrival_ns: int | None = None,
     priority: int = 0,
+    forks: tuple[tuple[int, int], ...] = (),
+    prompt_logprobs: int = 0,
 ) -> AddRequestMsg:
+    """`forks` are the uids and seeds of further choices."""
     return AddRequestMsg(
         uid=uid,
         prompt=array("i", prompt).tobytes(),
@@ -44,6 +56,8 @@ def add_message(
         arrival_ns=uid if arrival_ns is None else arrival_ns,
         deadline_ns=deadline_ns,
         priority=priority,
+        forks=tuple(ForkMsg(uid=fork, seed=own_seed) for fork, own_seed in forks),
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -86,12 +100,14 @@ class Bench:
         self.now = 1
         self.plans: list[StepPlan] = []
         self.outputs: dict[int, list[int]] = {}
+        self.judged: dict[int, list[float]] = {}  # log-probabilities of prompts, from the second token on
         self.started: dict[int, StartedMsg] = {}
         self.endings: dict[int, EndingMsg] = {}
 
     def add(self, uid: int, prompt: list[int], max_new_tokens: int = 4, **kwargs: Any) -> None:
-        self.outputs[uid] = []
-        self.roster.add(Request(add_message(uid, prompt, max_new_tokens, **kwargs)))
+        for request in requests_of(add_message(uid, prompt, max_new_tokens, **kwargs)):
+            self.outputs[request.uid], self.judged[request.uid] = [], []
+            self.roster.add(request)
 
     def step(self) -> StepPlan | None:
         self.now += 1
@@ -154,6 +170,11 @@ class Bench:
             self._take(message)
 
     def _take(self, message: StepMsg) -> None:
+        for prompt in message.prompts:
+            assert prompt.uid not in self.endings, "a prompt is judged after the ending"
+            assert not self.outputs[prompt.uid], "a prompt is judged after a token"
+            assert prompt.index == 1 + len(self.judged[prompt.uid]), "tokens are judged twice, or left out"
+            self.judged[prompt.uid] += array("f", prompt.logprobs)
         uids, tokens = array("Q"), array("i")
         uids.frombytes(message.uids)
         tokens.frombytes(message.token_ids)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from chairlift_worker.ipc.messages import EndingReason
 from chairlift_worker.plan import SampleSpec
-from chairlift_worker.scheduler import StepLimits
+from chairlift_worker.step_budget import StepLimits
 
 from support.engine import Outcome, Rig, Shape, loaded
 from support.exactness import TIE_GAP, Comparisons

@@ -16,9 +16,9 @@ from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.pace import Pace
 from chairlift_worker.pass_config import PassConfig
-from chairlift_worker.scheduler import StepLimits
 from chairlift_worker.speculation.policy import ALWAYS_DRAFT, StepCosts
 from chairlift_worker.speculation.speculator import DraftLimits
+from chairlift_worker.step_budget import StepLimits
 from chairlift_worker.swap.policy import ALWAYS_SWAP, NEVER_SWAP, SwapCosts
 from hypothesis import strategies as st
 

@@ -33,9 +33,10 @@ from chairlift_worker.pipeline import LaunchedSteps, Pipeline, Steps
 from chairlift_worker.queues import queues_for
 from chairlift_worker.roster import Roster
 from chairlift_worker.runner import Forward, Runner
-from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.scheduler import Scheduler
 from chairlift_worker.setting_log import SettingError
 from chairlift_worker.speculation.speculator import Speculator
+from chairlift_worker.step_budget import StepLimits
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import NEVER_SWAP
 from chairlift_worker.swap.pool import SwapPool

@@ -63,6 +63,8 @@ class DeviceExecutor:
         if self._leaving:
             for sector in written(plan, layout) & self._leaving.keys():
                 compute.after(self._leaving.pop(sector))
+        if plan.moves.copies:  # behind the steps in flight that compute what they read, before what they write is read
+            compute.run(partial(self._mover.copy, plan.moves.copies))
 
     def _launch_or_compute(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
         if not self._pieces.is_careful:

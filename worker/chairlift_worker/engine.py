@@ -21,7 +21,7 @@ from chairlift_worker.ipc.messages import (
 )
 from chairlift_worker.ipc.status import Phase
 from chairlift_worker.pipeline import Steps
-from chairlift_worker.request import Request
+from chairlift_worker.request import requests_of
 from chairlift_worker.roster import Roster
 from chairlift_worker.scheduler import Scheduler
 
@@ -98,7 +98,8 @@ class Engine:
     def _handle(self, message: RequestMsg) -> None:
         match message:
             case AddRequestMsg():
-                self._roster.add(Request(message))
+                for request in requests_of(message):
+                    self._roster.add(request)
             case CancelMsg():
                 self._roster.cancel(message.uid, self._clock())
             case HoldMsg():

@@ -114,6 +114,7 @@ class Faults:
             return
         place = 0
         for row in rows:
+            place += row.num_scored
             for number in range(row.num_sampled):
                 assert row.sample is not None, "rows that are not sampled have no places"
                 if self._armed["nan"].get(row.uid) in (EACH_TOKEN, row.sample.index + number):

@@ -53,7 +53,7 @@ class LaunchedStep:
         return {uid: place for place, uid in enumerate(uids)}
 
     def sample(self, logits: torch.Tensor) -> None:
-        """Samples on the device what it can, (sampled places, vocabulary), and keeps what is needed of the rest."""
+        """Samples on the device what it can, (wanted places, vocabulary), and keeps what is needed of the rest."""
         if not self._here:
             chosen = self._sampler.sample(logits, self._there)
         else:
@@ -98,18 +98,18 @@ class LaunchedStep:
 
 
 def _shared_out(plan: StepPlan) -> tuple[list[RowPlan], list[RowPlan], list[int], list[int]]:
-    """The rows that are sampled on the device and those on the host, and the places of both."""
+    """The rows that are sampled on the device and those on the host, and the wanted places of both."""
     there: list[RowPlan] = []
     here: list[RowPlan] = []
     places: tuple[list[int], list[int]] = ([], [])
     place = 0
     for row in plan.rows:
-        if row.sample is None:
+        if not row.num_wanted:
             continue
         device = is_for_device((row,))
         (there if device else here).append(row)
-        places[not device].extend(range(place, place + row.num_sampled))
-        place += row.num_sampled
+        places[not device].extend(range(place, place + row.num_wanted))
+        place += row.num_wanted
     return there, here, *places
 
 

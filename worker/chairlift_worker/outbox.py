@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from chairlift_worker.ipc.messages import EndingMsg, EndingReason, StartedMsg, StepMsg
+from chairlift_worker.ipc.messages import EndingMsg, EndingReason, PromptLogprobsMsg, StartedMsg, StepMsg
 from chairlift_worker.plan import RowResult
 from chairlift_worker.request import Request
 
@@ -16,6 +17,8 @@ from chairlift_worker.request import Request
 MAX_ENDINGS: Final = 1000
 # Likeliest tokens in one message, but for those of its last token: about 500 KB.
 MAX_TOPS: Final = 65_536
+# Of prompts' log-probabilities in one message.
+MAX_PROMPT_BYTES: Final = 500_000
 _INT_BYTES: Final = 4
 
 
@@ -61,13 +64,17 @@ class _Tokens:
 
 
 class Outbox:
-    """Collects tokens, starts and endings in the columns of a `StepMsg`, or of several where one would be too large."""
+    """Collects tokens, prompts' log-probabilities, starts and endings, to be told in the columns of a `StepMsg`.
+
+    Or of several, where one would be too large.
+    """
 
     def __init__(self) -> None:
         self._clear()
 
     def _clear(self) -> None:
         self._tokens = [_Tokens()]
+        self._prompts: list[PromptLogprobsMsg] = []
         self._started: list[StartedMsg] = []
         self._endings: list[EndingMsg] = []
 
@@ -76,6 +83,10 @@ class Outbox:
         if self._tokens[-1].total_tops >= MAX_TOPS:
             self._tokens.append(_Tokens())
         self._tokens[-1].add(request.uid, outcome)
+
+    def prompt(self, judged: PromptLogprobsMsg) -> None:
+        """Log-probabilities of a request's prompt."""
+        self._prompts.append(judged)
 
     def started(self, request: Request) -> None:
         """A request's first tokens are computed."""
@@ -104,15 +115,40 @@ class Outbox:
         """Everything collected, which is forgotten here; no message if there is nothing.
 
         Tokens and starts fit one record, for they are bounded by the rows of a step; with many of the likeliest tokens
-        beside each they may take several. So may endings: any number of waiting requests may be cancelled at once.
+        beside each they may take several. So may endings: any number of waiting requests may be cancelled at once. What
+        is told of prompts comes before the tokens.
         """
-        if not (self._tokens[0].uids or self._started or self._endings):
+        if not (self._tokens[0].uids or self._started or self._endings or self._prompts):
             return []
-        messages = [tokens.message(step) for tokens in self._tokens]
+        messages = [
+            *(_nothing(step, prompts=prompts) for prompts in _packed(self._prompts)),
+            *(tokens.message(step) for tokens in self._tokens),
+        ]
         messages[0] = msgspec.structs.replace(messages[0], started=tuple(self._started))
         messages[-1] = msgspec.structs.replace(messages[-1], endings=tuple(self._endings[:MAX_ENDINGS]))
-        for start in range(MAX_ENDINGS, len(self._endings), MAX_ENDINGS):
-            endings = tuple(self._endings[start : start + MAX_ENDINGS])
-            messages.append(StepMsg(step=step, uids=b"", token_ids=b"", logprobs=b"", started=(), endings=endings))
+        messages += [
+            _nothing(step, endings=tuple(self._endings[start : start + MAX_ENDINGS]))
+            for start in range(MAX_ENDINGS, len(self._endings), MAX_ENDINGS)
+        ]
         self._clear()
         return messages
+
+
+def _nothing(step: int, *, endings: tuple[EndingMsg, ...] = (), prompts: tuple[PromptLogprobsMsg, ...] = ()) -> StepMsg:
+    """A message without tokens."""
+    return StepMsg(step=step, uids=b"", token_ids=b"", logprobs=b"", started=(), endings=endings, prompts=prompts)
+
+
+def _packed(prompts: Sequence[PromptLogprobsMsg]) -> Iterator[tuple[PromptLogprobsMsg, ...]]:
+    """They, as many together as one message takes."""
+    together: list[PromptLogprobsMsg] = []
+    num_bytes = 0
+    for judged in prompts:
+        size = len(judged.logprobs) + len(judged.top_ids) + len(judged.top_logprobs)
+        if together and num_bytes + size > MAX_PROMPT_BYTES:
+            yield tuple(together)
+            together, num_bytes = [], 0
+        together.append(judged)
+        num_bytes += size
+    if together:
+        yield tuple(together)

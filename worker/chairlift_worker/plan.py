@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from chairlift_worker.ipc.messages import ProcessorsMsg
+from chairlift_worker.ipc.messages import ProcessorsMsg, PromptLogprobsMsg
 
 NOTHING_CARRIED: Final[Mapping[int, int]] = MappingProxyType({})
 
@@ -36,6 +36,17 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     processors: ProcessorsMsg | None = None
 
 
+class PromptSpan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tokens of a prompt whose log-probabilities are wanted: those at positions [index, index + num_tokens).
+
+    Each is judged by the logits at the place before it, so the places are [index - 1, index + num_tokens - 1).
+    """
+
+    index: int  # at least 1
+    num_tokens: int
+    num_top: int  # likeliest tokens to report besides; 0: none
+
+
 class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request's share of a step: query tokens at positions [start, start + num_tokens).
 
@@ -45,7 +56,8 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     | [start, start+num_tokens)  | computed in this step; keys and values written to `tables`   |
 
     The last tokens may be `drafts`, guesses of what the output will be: logits are wanted at the last known token and
-    at each draft, and the drafts hold as far as they are what is sampled before them.
+    at each draft, and the drafts hold as far as they are what is sampled before them. With `scored` logits are wanted
+    at the places of that span, too; all of them are the row's own, and come before those that are sampled at.
 
     `tables` has one table for each group of layers (kv/layout.py): to a group whose sectors hold n tokens, position p
     is the token p % n of sector table[p // n]. Groups with a window look at positions > start - window only; earlier
@@ -61,6 +73,7 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sample: SampleSpec | None  # None: the row does not reach its last token, no logits are needed
     carry: bool = False  # the row's last token is the one that the step before samples for the same uid
     drafts: tuple[int, ...] = ()  # of a row that samples, and does not carry
+    scored: PromptSpan | None = None
 
     @property
     def num_known(self) -> int:
@@ -69,8 +82,18 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def num_sampled(self) -> int:
-        """Places at its end whose logits are wanted."""
+        """Places at its end that are sampled at."""
         return 0 if self.sample is None else 1 + len(self.drafts)
+
+    @property
+    def num_scored(self) -> int:
+        """Places whose logits judge a token of the prompt."""
+        return 0 if self.scored is None else self.scored.num_tokens
+
+    @property
+    def num_wanted(self) -> int:
+        """Places whose logits are wanted: first those of the prompt, then those that are sampled at."""
+        return self.num_scored + self.num_sampled
 
     def known_tokens(self, carried: Mapping[int, int]) -> array[int]:
         """A copy of the request's tokens up to the row's last one that is no draft; `carried` has those by uid.
@@ -85,10 +108,14 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Sectors to copy before the forward pass: first all of `outs`, then all of `ins`."""
+    """Sectors to copy before the forward pass: first all of `outs`, then all of `ins` and `copies`, in any order.
+
+    What `copies` read and write is not among what `ins` write.
+    """
 
     outs: tuple[tuple[int, int], ...]  # (sector, slot of the swap pool)
     ins: tuple[tuple[int, int], ...]  # (slot of the swap pool, sector)
+    copies: tuple[tuple[int, int], ...] = ()  # (sector, sector)
 
 
 NO_MOVES: Final = Moves(outs=(), ins=())
@@ -134,9 +161,21 @@ def _cut(row: RowPlan, num_tokens: int) -> tuple[RowPlan, RowPlan | None]:
     """The row's first tokens, and those that are left."""
     if row.num_tokens <= num_tokens or row.drafts:
         return row, None
-    first = msgspec.structs.replace(row, num_tokens=num_tokens, sample=None, carry=False)
-    rest = msgspec.structs.replace(row, start=row.start + num_tokens, num_tokens=row.num_tokens - num_tokens)
+    end = row.start + num_tokens
+    scored, scored_rest = _cut_span(row.scored, end)
+    first = msgspec.structs.replace(row, num_tokens=num_tokens, sample=None, carry=False, scored=scored)
+    rest = msgspec.structs.replace(row, start=end, num_tokens=row.num_tokens - num_tokens, scored=scored_rest)
     return first, rest
+
+
+def _cut_span(span: PromptSpan | None, place: int) -> tuple[PromptSpan | None, PromptSpan | None]:
+    """The part of a span whose places are below this one, and the other."""
+    if span is None:
+        return None, None
+    num_below = min(max(0, place - span.index + 1), span.num_tokens)
+    below = msgspec.structs.replace(span, num_tokens=num_below)
+    other = msgspec.structs.replace(span, index=span.index + num_below, num_tokens=span.num_tokens - num_below)
+    return below if below.num_tokens else None, other if other.num_tokens else None
 
 
 NO_TOKEN: Final = -1
@@ -150,13 +189,14 @@ class TopTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A token that a sampling row brought, or an error that ends this request alone."""
+    """A token that a sampling row brought; or log-probabilities of its prompt; or an error that ends this request."""
 
     uid: int
     token_id: int
     logprob: float | None  # where asked
     error: str | None = None  # reason, a colon, a sentence; token_id is then NO_TOKEN
     top: TopTokens | None = None  # where asked
+    prompt: PromptLogprobsMsg | None = None  # these alone; token_id is then NO_TOKEN
 
 
 def failed_row(uid: int, error: str) -> RowResult:
@@ -168,7 +208,8 @@ def failed_row(uid: int, error: str) -> RowResult:
 class StepResult:
     """What a step brought, in the plan's order: for each row that samples one entry, and one for each draft that holds.
 
-    The last entry of a row may be an error in place of a token. So may the only one of a row that does not sample.
+    Before them come those with log-probabilities of its prompt, any number of them. The last entry of a row may be an
+    error in place of a token. So may the only one of a row that does not sample.
     """
 
     step: int

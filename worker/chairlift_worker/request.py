@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, ResumedMsg, Turn
-from chairlift_worker.plan import SampleSpec
+from chairlift_worker.plan import PromptSpan, SampleSpec
 from chairlift_worker.speculation.drafter import Drafter
 
 HEAD_START_NS: Final = 10_000_000_000
@@ -63,6 +66,11 @@ class PageTable:
         self.num_published = 0  # pages, from the first on, that other requests can find
 
     @property
+    def is_settled(self) -> bool:
+        """Whether a step is done that computed something behind it: all that was to be copied into it is there."""
+        return self.due > 0
+
+    @property
     def num_held(self) -> int:
         """Sectors of all groups."""
         return sum(len(sectors) - first for sectors, first in zip(self.sectors, self.first, strict=True))
@@ -80,12 +88,13 @@ class SavedPages:
 
 
 class Progress:
-    """When things happened, and how often; for the timings that the ending tells."""
+    """What was told of a request, when things happened, and how often; for its ending, and for steps to come."""
 
     __slots__ = (
         "announced",
         "cached_tokens",
         "first_token_ns",
+        "judged",
         "preemptions",
         "started_ns",
         "swapped_at_ns",
@@ -101,6 +110,8 @@ class Progress:
         self.swapped_ns = 0  # time in the swap pool so far
         self.swapped_at_ns = 0  # since when it is there
         self.announced = False  # the service knows that it has started
+        # Tokens of the prompt whose logprobs are told, or will be by steps in flight; the first has none to tell.
+        self.judged = 1
         self.turns: list[tuple[Turn, int]] = []
 
     def resume(self, before: ResumedMsg) -> None:
@@ -108,6 +119,7 @@ class Progress:
         self.started_ns, self.first_token_ns = before.started_ns, before.first_token_ns
         self.cached_tokens, self.preemptions = before.cached_tokens, before.preemptions
         self.announced = before.started_ns > 0
+        self.judged = max(1, before.prompt_logprobs)
 
     def note(self, turn: Turn, now_ns: int) -> None:
         """Keeps what befell the request, for its trace; of a very eventful one, the beginning."""
@@ -160,7 +172,7 @@ class Request:
         self.tokens.frombytes(params.prompt)
         self.prompt_len = len(self.tokens)
         # Tokens whose keys and values may have to be kept: the last generated one's never are.
-        self.max_total = self.prompt_len + params.max_new_tokens - 1
+        self.max_total = self.prompt_len + max(1, params.max_new_tokens) - 1
         self.stop_ids = frozenset(params.stop_ids)
         self.computed = 0
         self.planned = 0
@@ -201,9 +213,32 @@ class Request:
         return len(self.tokens) - self.prompt_len
 
     @property
+    def first_wanted(self) -> int:
+        """The first place whose logits are still wanted: up to there its keys and values may come from elsewhere."""
+        judged = self.progress.judged
+        return judged - 1 if self.params.prompt_logprobs and judged < self.prompt_len else self.total - 1
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is to have any output; else its prompt is judged, and that is all."""
+        return self.params.max_new_tokens > 0
+
+    @property
     def has_deadline(self) -> bool:
         """Whether it ends by itself at some time."""
         return self.params.deadline_ns != NO_DEADLINE
+
+    def judge(self, start: int, end: int) -> PromptSpan | None:
+        """The tokens of the prompt that logits at places [start, end) judge, of those that are wanted and not yet told.
+
+        From now on they count as told.
+        """
+        index, stop = max(start + 1, self.progress.judged), min(end + 1, self.prompt_len)
+        num_top = self.params.prompt_logprobs
+        if not num_top or index >= stop:
+            return None
+        self.progress.judged = stop
+        return PromptSpan(index=index, num_tokens=stop - index, num_top=num_top if num_top > 1 else 0)
 
     def sample_spec(self, index: int) -> SampleSpec:
         """How to choose token number `index` of its output."""
@@ -219,4 +254,16 @@ class Request:
             num_top=params.top_logprobs,
             raw=params.raw_logprobs,
             processors=sampling.processors,
+        )
+
+
+def requests_of(message: AddRequestMsg) -> Iterator[Request]:
+    """The request that a message asks for, and its forks."""
+    yield Request(message)
+    for fork in message.forks:
+        sampling = msgspec.structs.replace(message.sampling, seed=fork.seed)
+        yield Request(
+            msgspec.structs.replace(
+                message, uid=fork.uid, sampling=sampling, prompt_logprobs=0, forks=(), fork_of=message.uid
+            )
         )

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from chairlift_worker.forks import Fork, Forks
 from chairlift_worker.ipc.messages import EndingReason, Turn
 from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.kv.sharing import PrefixMatch
@@ -42,7 +43,8 @@ class Roster:
         self.outbox = Outbox()
         self.counters = Counters()
         self.held: set[int] = set()  # uids, waiting or active; this class changes it
-        self.waiting = WaitingQueue(self.held)
+        self.forks = Forks(memory=memory, held=self.held)
+        self.waiting = WaitingQueue(self.held, self.forks.resting)
         self.active: dict[int, Request] = {}
         self.num_swapped = 0
         self._requests: dict[int, Request] = {}
@@ -50,6 +52,9 @@ class Roster:
 
     def add(self, request: Request) -> None:
         """Takes a request in."""
+        source = self._requests.get(request.params.fork_of)
+        if source is not None:
+            self.forks.rest(request, source)
         self._requests[request.uid] = request
         self.waiting.push(request)
         if request.has_deadline:
@@ -72,6 +77,7 @@ class Roster:
             return
         if held:
             self.held.add(uid)
+            self.forks.wake(uid, self.waiting)
         elif uid in self.held:
             self.held.discard(uid)
             if uid in self.waiting:
@@ -91,11 +97,13 @@ class Roster:
             if request is not None:
                 self.end(request, EndingReason.DEADLINE, now_ns)
 
-    def start(self, request: Request, match: PrefixMatch, now_ns: int) -> None:
-        """A waiting request joins the batch, with the pages that the cache has of it."""
+    def start(self, request: Request, match: PrefixMatch | Fork, now_ns: int) -> None:
+        """A waiting request joins the batch, with the pages that the cache, or its source, has of it."""
         self.waiting.discard(request.uid)
         self.active[request.uid] = request
-        if request.saved:
+        if isinstance(match, Fork):
+            self.forks.begin(request, match)
+        elif request.saved:
             self.swap.restore(request, match, self.memory)
             self._leave_swap(request, now_ns)
         else:
@@ -157,6 +165,8 @@ class Roster:
         """Lets the request and its pages go, and tells of it. With ERROR nobody finds these pages again."""
         del self._requests[request.uid]
         self.held.discard(request.uid)
+        self.forks.resting.discard(request.uid)
+        self.forks.wake(request.uid, self.waiting)
         self.waiting.discard(request.uid)
         sound = reason is not EndingReason.ERROR
         if self.active.pop(request.uid, None) is not None or not sound:  # pages may be left from before an eviction
@@ -172,6 +182,7 @@ class Roster:
         self.memory.release(request)
         request.become(state)
         self.waiting.push(request)
+        self.forks.wake(request.uid, self.waiting)
 
     def _leave_swap(self, request: Request, now_ns: int) -> None:
         self.num_swapped -= 1
@@ -190,6 +201,8 @@ class Roster:
                 assert request.state is expected, f"{request.uid} waits"
                 assert not request.table.sectors, f"request {request.uid} waits and holds pages"
         assert self.held <= self._requests.keys(), "somebody is held who is not there"
+        self.forks.check()
+        assert self.forks.resting <= self._requests.keys(), "somebody rests who is not there"
         num_swapped = sum(request.saved is not None for request in self._requests.values())
         assert self.num_swapped == num_swapped, "swapped requests are counted wrongly"
         if not self.active:

@@ -15,12 +15,13 @@ class WaitingQueue:
     """In order of rank: by arrival, with priority as a head start. Who gave up its pages comes back to its old place.
 
     Adding and removing cost O(log n); a removed entry stays in the heap until it comes to the front, or until
-    such entries are the larger part. Who is `held`, a set that its owner changes, waits outside of the order and is to
-    be pushed again when it is held no more.
+    such entries are the larger part. Who is `held`, or `resting`, sets that their owners change, waits outside of the
+    order and is to be pushed again when it is in neither any more.
     """
 
-    def __init__(self, held: AbstractSet[int] = frozenset()) -> None:
+    def __init__(self, held: AbstractSet[int] = frozenset(), resting: AbstractSet[int] = frozenset()) -> None:
         self._held = held
+        self._resting = resting
         self._heap: list[tuple[int, int]] = []  # ranks, which end with the uid
         self._requests: dict[int, Request] = {}
 
@@ -35,9 +36,15 @@ class WaitingQueue:
         self._requests[request.uid] = request
         heapq.heappush(self._heap, request.rank)
 
+    def push_again(self, uid: int) -> None:
+        """Puts one that waited outside of the order back into it; one that is not here is let be."""
+        request = self._requests.get(uid)
+        if request is not None:
+            heapq.heappush(self._heap, request.rank)
+
     def first(self) -> Request | None:
         """The next in order, which stays."""
-        while self._heap and (self._heap[0][1] not in self._requests or self._heap[0][1] in self._held):
+        while self._heap and self._is_passed_by(self._heap[0][1]):
             heapq.heappop(self._heap)
         return self._requests[self._heap[0][1]] if self._heap else None
 
@@ -55,3 +62,6 @@ class WaitingQueue:
         self._requests.pop(uid, None)
         if len(self._heap) > 2 * len(self._requests) + _SLACK:
             self._heap = sorted(request.rank for request in self._requests.values())
+
+    def _is_passed_by(self, uid: int) -> bool:
+        return uid not in self._requests or uid in self._held or uid in self._resting

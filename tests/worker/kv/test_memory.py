@@ -113,7 +113,7 @@ def test_the_check_finds_a_sector_in_two_tables() -> None:
     compute(memory, one, 4)
     assert memory.grow(two, 4)
     two.table.sectors[1][0] = one.table.sectors[0][0]
-    with pytest.raises(AssertionError, match="a sector is in two tables"):
+    with pytest.raises(AssertionError, match="a sector is in two tables of no family"):
         memory.check([one, two])
     two.table.sectors[0][0] = two.table.sectors[1][0]
     with pytest.raises(AssertionError, match="holds a sector twice"):

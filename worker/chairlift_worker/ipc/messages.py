@@ -59,6 +59,14 @@ class ResumedMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     started_ns: int  # its first start; 0: it had none
     first_token_ns: int  # 0: there is none
     preemptions: int
+    prompt_logprobs: int = 0  # entries of the prompt's log-probabilities that were told, the first, empty one included
+
+
+class ForkMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Another output for the same request, by another seed."""
+
+    uid: int
+    seed: int  # unsigned, 64 bits
 
 
 class AddRequestMsg(msgspec.Struct, frozen=True, array_like=True, tag="add", gc=False):
@@ -66,7 +74,7 @@ class AddRequestMsg(msgspec.Struct, frozen=True, array_like=True, tag="add", gc=
 
     uid: int
     prompt: bytes  # int32, native order; not empty
-    max_new_tokens: int  # at least 1; prompt + max_new_tokens - 1 slots fit the cache
+    max_new_tokens: int  # prompt + max_new_tokens - 1 slots fit the cache; 0 only where the prompt's logprobs are asked
     sampling: SamplingMsg
     stop_ids: tuple[int, ...]  # EOS ids included, unless ignored
     logprobs: bool  # return each chosen token's log-probability
@@ -76,6 +84,13 @@ class AddRequestMsg(msgspec.Struct, frozen=True, array_like=True, tag="add", gc=
     resumed: ResumedMsg | None = None  # None: it is new
     top_logprobs: int = 0  # with `logprobs`: return so many of the likeliest tokens at each place besides
     raw_logprobs: bool = False  # of the model's own logits, not of what is chosen from
+    prompt_logprobs: int = (
+        0  # of each token of the prompt, and of so many likeliest ones at its place; 1: its own; 0: none
+    )
+    forks: tuple[
+        ForkMsg, ...
+    ] = ()  # requests that are this one but for their seed; of the prompt's logprobs they tell none
+    fork_of: int = 0  # the uid of a request with this prompt, which need not be here; 0: there is none
 
 
 class CancelMsg(msgspec.Struct, frozen=True, array_like=True, tag="cancel", gc=False):
@@ -200,6 +215,17 @@ class EndingMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     turns: tuple[tuple[Turn, int], ...] = ()  # and when, CLOCK_MONOTONIC ns; the first `MAX_TURNS` of them
 
 
+class PromptLogprobsMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities of a prompt's tokens from position `index` on; the columns are as `StepMsg` has them."""
+
+    uid: int
+    index: int
+    logprobs: bytes  # float32
+    num_tops: bytes = b""  # uint8; empty where only the tokens' own were asked
+    top_ids: bytes = b""  # int32
+    top_logprobs: bytes = b""  # float32
+
+
 class StepMsg(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):
     """All that one step brought: the columns `uids`, `token_ids` and `logprobs` have one entry for each token.
 
@@ -216,6 +242,7 @@ class StepMsg(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False
     num_tops: bytes = b""  # uint8; empty if nobody asked
     top_ids: bytes = b""  # int32; the likeliest tokens at a token's place, likeliest first
     top_logprobs: bytes = b""  # float32
+    prompts: tuple[PromptLogprobsMsg, ...] = ()  # before the first token of the same request
 
 
 class FlushedMsg(msgspec.Struct, frozen=True, array_like=True, tag="flushed", gc=False):

@@ -12,7 +12,7 @@ from typing import Final
 
 from chairlift_worker.kv.layout import CacheLayout, LayerGroup
 from chairlift_worker.kv.pool import PagePool
-from chairlift_worker.kv.prefix import PrefixIndex
+from chairlift_worker.kv.prefix import NamedPage, PrefixIndex
 from chairlift_worker.kv.sharing import NOTHING, PrefixMatch, PrefixSharing
 from chairlift_worker.request import PageTable, Request
 
@@ -41,9 +41,9 @@ class PagedMemory:
         """The longest run of whole cached pages at the request's beginning that leaves a token to compute."""
         return self.sharing.match(request) if self.sharing else NOTHING
 
-    def num_available_after(self, match: PrefixMatch) -> int:
-        """Sectors that can be taken once the match's pages are in use."""
-        return self.pool.num_available - sum(1 for entry in match.pages if self.pool.is_kept(entry.page))
+    def num_available_after(self, pages: Iterable[NamedPage]) -> int:
+        """Sectors that can be taken once these pages are in use."""
+        return self.pool.num_available - sum(1 for entry in pages if self.pool.is_kept(entry.page))
 
     def demand(self, requests: Iterable[Request], step_len: int) -> int:
         """Sectors that these requests do not hold yet and will, for the tokens they have, in steps of up to step_len.
@@ -80,7 +80,7 @@ class PagedMemory:
                 self.pool.share(entry.page)
             request.table.sectors[0].extend(entry.page for entry in match.pages)
             request.computed = match.num_pages * self.layout.groups[0].sector_len
-            self.sharing.attach(request, match)
+            self.sharing.attach(request, [entry.name for entry in match.pages])
         request.planned = request.computed
 
     def reattach(self, request: Request, match: PrefixMatch) -> None:
@@ -99,6 +99,31 @@ class PagedMemory:
             raise RuntimeError("the cache has less room than was counted")
         request.computed = request.planned = max(request.computed, saved.computed)
 
+    def fork(self, request: Request, source: Request, num_tokens: int) -> list[tuple[int, int]]:
+        """Starts the request's page tables with those of another that has its first num_tokens tokens computed.
+
+        Full sectors are shared. Returns the copies, (sector, sector), that bring what the others hold; the room for
+        them must be available. What the caller copies counts as computed.
+        """
+        assert not request.table.sectors, "a request that starts has no pages"
+        table = request.table = PageTable(len(self.layout.groups))
+        copies: list[tuple[int, int]] = []
+        for number, group in enumerate(self.layout.groups):
+            first, full = group.first_needed(num_tokens), num_tokens // group.sector_len
+            given = source.table.sectors[number]
+            table.sectors[number].extend([GIVEN_BACK] * first + given[first:full].tolist())
+            table.first[number] = first
+            for sector in given[first:full]:
+                self.pool.share(sector)
+            if num_tokens % group.sector_len:
+                table.sectors[number].append(_take(self.pool, self.index))
+                copies.append((given[full], table.sectors[number][full]))
+        table.room = _room(self.layout, table)
+        request.computed = request.planned = num_tokens
+        if self.sharing:
+            self.sharing.attach(request, source.table.names[: num_tokens // self.layout.groups[0].sector_len])
+        return copies
+
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Makes room for the request's first num_tokens tokens; all or nothing."""
         table, groups = request.table, self.layout.groups
@@ -112,7 +137,7 @@ class PagedMemory:
             return False
         for sectors, count in zip(table.sectors, missing, strict=True):
             for _ in range(count):
-                sectors.append(self._take())
+                sectors.append(_take(self.pool, self.index))
         table.room = _room(self.layout, table)
         return True
 
@@ -173,7 +198,7 @@ class PagedMemory:
         """Raises AssertionError unless pool, index and page tables agree."""
         self.pool.check()
         self.index.check()
-        users: dict[int, int] = {}
+        users: dict[int, list[Request]] = {}
         for request in requests:
             held: list[int] = []
             table = request.table
@@ -182,19 +207,22 @@ class PagedMemory:
                 held += sectors[first:]
             assert len(set(held)) == len(held), f"request {request.uid} holds a sector twice"
             for sector in held:
-                users[sector] = users.get(sector, 0) + 1
-        assert self.sharing or all(count == 1 for count in users.values()), "a sector is in two tables"
+                users.setdefault(sector, []).append(request)
+        for requests_of_it in () if self.sharing else users.values():
+            kin = {request.params.fork_of or request.uid for request in requests_of_it}
+            assert len(kin) == 1, "a sector is in two tables of no family"
         for page in range(self.pool.num_pages):
             assert not self.pool.is_kept(page) or self.index.has_page(page), f"page {page} is kept, and not to be found"
-            assert self.pool.refs(page) == users.get(page, 0), f"page {page} is counted wrongly"
+            assert self.pool.refs(page) == len(users.get(page, ())), f"page {page} is counted wrongly"
 
-    def _take(self) -> int:
-        page = self.pool.take_free()
-        if page is None:
-            page = self.pool.take_kept()
-            assert page is not None, "the caller has made sure that a sector is available"
-            self.index.forget(page)
-        return page
+
+def _take(pool: PagePool, index: PrefixIndex) -> int:
+    page = pool.take_free()
+    if page is None:
+        page = pool.take_kept()
+        assert page is not None, "the caller has made sure that a sector is available"
+        index.forget(page)
+    return page
 
 
 def _room(layout: CacheLayout, table: PageTable) -> int:

@@ -6,6 +6,7 @@ those that the request has promised to compute.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chairlift_worker.kv.prefix import ROOT, Key, NamedPage, PrefixIndex
@@ -36,10 +37,13 @@ class PrefixSharing:
         self._page_len = page_len
 
     def match(self, request: Request) -> PrefixMatch:
-        """The longest run of whole cached pages at the request's beginning that leaves a token to compute."""
+        """The longest run of whole cached pages at the request's beginning that leaves a place whose logits are wanted.
+
+        There is always one: that of its last token at the latest.
+        """
         found: list[NamedPage] = []
         name = ROOT
-        for number in range((request.total - 1) // self._page_len):
+        for number in range(request.first_wanted // self._page_len):
             key = self._key(request, number, name)
             entry = self.index.find(key)
             if entry is None:
@@ -48,12 +52,12 @@ class PrefixSharing:
             name = entry.name
         return PrefixMatch(pages=tuple(found), being_computed=False)
 
-    def attach(self, request: Request, match: PrefixMatch) -> None:
-        """Names the matched pages, and promises the whole pages that follow."""
+    def attach(self, request: Request, names: Sequence[int]) -> None:
+        """Names the request's first pages, which others have published, and promises the whole pages that follow."""
         table = request.table
-        table.names.extend(entry.name for entry in match.pages)
-        table.num_published = match.num_pages
-        for number in range(match.num_pages, request.total // self._page_len):
+        table.names.extend(names)
+        table.num_published = len(names)
+        for number in range(len(names), request.total // self._page_len):
             table.names.append(self.index.promise(self._key(request, number, self._name_before(request, number))))
 
     def publish(self, request: Request) -> None:

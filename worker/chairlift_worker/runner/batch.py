@@ -29,7 +29,7 @@ class StepBatch:
 
     input_ids: torch.Tensor  # (1, tokens) int64
     position_ids: torch.Tensor  # (1, tokens) int64
-    sampled: torch.Tensor  # (sampled places,) int64; places of the tokens whose logits are wanted
+    sampled: torch.Tensor  # (wanted places,) int64; places of the tokens whose logits are wanted
     metadata: tuple[StepMetadata | PageRows, ...]  # one for each group of layers
     in_place: bool  # whether it takes the decode fast path: the metadata is then in memory that stays the same
 
@@ -115,7 +115,7 @@ class BatchBuilder:
         return StepBatch(
             input_ids=self._tensor(np.concatenate(tokens))[None],
             position_ids=self._tensor(np.concatenate(positions))[None],
-            sampled=self._tensor(_sampled(rows)),
+            sampled=self._tensor(_wanted(rows)),
             metadata=self._decode.read(singles, starts)
             if self._decode is not None and in_place
             else tuple(reader.read(singles, starts, longer) for reader in self._readers),
@@ -151,11 +151,28 @@ def _row_tokens(row: RowPlan, carried: Mapping[int, int]) -> Ints:
     return _ints(known + array("i", [_last_token(row, carried)] if row.carry else row.drafts))
 
 
-def _sampled(rows: Sequence[RowPlan]) -> Ints:
-    """The last `num_sampled` places of each row."""
+def _wanted(rows: Sequence[RowPlan]) -> Ints:
+    """The places of each row whose logits are wanted: those of its `scored` span, then its last `num_sampled`."""
     ends = np.cumsum([row.num_tokens for row in rows])
-    counts = np.array([row.num_sampled for row in rows])
-    places = np.repeat(ends - np.cumsum(counts), counts) + np.arange(counts.sum())
+    if all(row.scored is None for row in rows):
+        return _runs(ends, np.array([row.num_sampled for row in rows]))
+    runs = [run for row, end in zip(rows, ends.tolist(), strict=True) for run in _runs_of(row, end)]
+    stops, counts = zip(*runs, strict=True)
+    return _runs(np.array(stops), np.array(counts))
+
+
+def _runs_of(row: RowPlan, end: int) -> list[tuple[int, int]]:
+    """The row's wanted places as (stop, count), where its tokens stop at place `end`."""
+    sampled = (end, row.num_sampled)
+    if row.scored is None:
+        return [sampled]
+    stop = end - row.num_tokens + row.scored.index - 1 + row.scored.num_tokens - row.start
+    return [(stop, row.scored.num_tokens), sampled]
+
+
+def _runs(stops: Ints, counts: Ints) -> Ints:
+    """Runs of so many places that stop at these, one after the other."""
+    places = np.repeat(stops - np.cumsum(counts), counts) + np.arange(counts.sum())
     return places.astype(np.int64)
 
 
@@ -170,3 +187,6 @@ def _check(rows: Sequence[RowPlan], longer: Sequence[RowPlan]) -> None:
             raise ValueError(f"row {row.uid} runs to position {end} with {len(row.tokens)} tokens")
         if row.drafts and (row.carry or row.sample is None or row.num_known < 1):
             raise ValueError(f"row {row.uid} has drafts, but does not sample at a token that is known")
+        span = row.scored
+        if span is not None and not row.start < span.index < span.index + span.num_tokens <= end + 1:
+            raise ValueError(f"row {row.uid} judges tokens of its prompt at places that it does not compute")

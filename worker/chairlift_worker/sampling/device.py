@@ -31,9 +31,11 @@ _OTHERS: Final = [
 
 def is_for_device(rows: Sequence[RowPlan]) -> bool:
     """Whether the device can sample these rows: none of them asks for more than temperature, top-k, top-p and min-p."""
-    return all(
-        row.sample is None or all(getattr(row.sample, name) == default for name, default in _OTHERS) for row in rows
-    )
+    return all(row.scored is None and (row.sample is None or _is_plain(row.sample)) for row in rows)
+
+
+def _is_plain(spec: SampleSpec) -> bool:
+    return all(getattr(spec, name) == default for name, default in _OTHERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 from chairlift_worker.plan import NOTHING_CARRIED, RowPlan, RowResult, SampleSpec, failed_row
 from chairlift_worker.sampling.native import Choice, SampleStatus, row_logprobs, sample_row
 from chairlift_worker.sampling.processors import process_row
+from chairlift_worker.sampling.prompts import judge_prompt
 
 RowHook = Callable[[int, int], None]
 
@@ -42,22 +43,27 @@ class Sampler:
     ) -> tuple[RowResult, ...]:
         """The results of those of `rows` that sample, in order: one each, and one more for each draft that holds.
 
+        Before them come the log-probabilities of a row's prompt, where they are wanted: such a row need not sample.
+
         A draft holds if it is the token that is sampled at the place before it; the rest of its row's drafts is then
         looked at, else not. So the tokens are those that would have come one a step.
 
-        `logits` is (sampled places, vocabulary), float32, `num_sampled` of each row; `carried` has the tokens of rows
+        `logits` is (wanted places, vocabulary), float32, `num_wanted` of each row; `carried` has the tokens of rows
         that carry one, by uid. Raises ValueError where logits and rows do not match, and nothing else: a row that
         cannot be sampled gets an error of its own.
         """
-        sampling = [row for row in rows if row.sample is not None]
-        check_logits(logits, sampling)
+        wanting = [row for row in rows if row.num_wanted]
+        check_logits(logits, wanting)
         logits = logits.cpu().contiguous()
         vocab_size = logits.shape[1]
         address, row_bytes = logits.data_ptr(), vocab_size * logits.element_size()
         results: list[RowResult] = []
-        for row in sampling:
-            results += self._sample_row(row, carried, address, vocab_size)
-            address += row.num_sampled * row_bytes
+        for row in wanting:
+            judged = [] if row.scored is None else judge_prompt(row, address, vocab_size)
+            results += judged
+            if row.sample is not None and not (judged and judged[-1].error is not None):
+                results += self._sample_row(row, carried, address + row.num_scored * row_bytes, vocab_size)
+            address += row.num_wanted * row_bytes
         return tuple(results)
 
     def _sample_row(self, row: RowPlan, carried: Mapping[int, int], address: int, vocab_size: int) -> list[RowResult]:
@@ -117,9 +123,9 @@ class Sampler:
 
 def check_logits(logits: torch.Tensor, rows: Iterable[RowPlan]) -> None:
     """Raises ValueError unless these are the logits of the places that are sampled at."""
-    num_places = sum([row.num_sampled for row in rows])
+    num_places = sum([row.num_wanted for row in rows])
     if logits.ndim != 2 or logits.shape[0] != num_places or logits.dtype != torch.float32:
-        raise ValueError(f"{num_places} places are sampled, logits are {tuple(logits.shape)} of {logits.dtype}")
+        raise ValueError(f"{num_places} places are wanted, logits are {tuple(logits.shape)} of {logits.dtype}")
 
 
 def sampling_error(error: Exception) -> str:

@@ -20,14 +20,21 @@ class SwapMover:
         self._slots.zero_()
 
     def move(self, moves: Moves) -> None:
-        """Copies out, then in, a run of neighbours at a time; before the step writes anything.
+        """Copies out, then in, a run of neighbours at a time, and from sector to sector.
 
-        On a GPU the copies are done in the order of the stream, and nobody has waited for them afterwards.
+        That is before the step writes anything. On a GPU the copies are done in the order of the stream, and nobody has
+        waited for them afterwards.
         """
         for sector, slot, length in contiguous_runs(moves.outs):
             self._slots[slot : slot + length].copy_(self._sectors[sector : sector + length], non_blocking=True)
         for slot, sector, length in contiguous_runs(moves.ins):
             self._sectors[sector : sector + length].copy_(self._slots[slot : slot + length], non_blocking=True)
+        self.copy(moves.copies)
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies from sector to sector."""
+        for source, target in copies:
+            self._sectors[target].copy_(self._sectors[source], non_blocking=True)
 
 
 def contiguous_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

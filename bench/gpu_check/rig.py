@@ -24,7 +24,8 @@ from chairlift_worker.queues import queues_for
 from chairlift_worker.request import Request
 from chairlift_worker.roster import Roster
 from chairlift_worker.runner import Padding, Runner, make_module_forward
-from chairlift_worker.scheduler import Scheduler, StepLimits
+from chairlift_worker.scheduler import Scheduler
+from chairlift_worker.step_budget import StepLimits
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import ALWAYS_SWAP
 from chairlift_worker.swap.pool import SwapPool

@@ -162,7 +162,7 @@ def test_what_a_hook_raises_is_one_rows_error() -> None:
 
 def test_logits_that_do_not_match_are_refused_and_no_rows_are_none() -> None:
     for logits in (torch.zeros(2, 5), torch.zeros(1, 5).double(), torch.zeros(5)):
-        with pytest.raises(ValueError, match="1 places are sampled"):
+        with pytest.raises(ValueError, match="1 places are wanted"):
             DeviceSampler().sample(logits, rows(spec()))
     assert choose(torch.zeros(0, 5), rows(None)) == ()
 

@@ -273,5 +273,5 @@ def test_a_fault_behind_drafts_that_hold_comes_after_their_tokens() -> None:
 
 @pytest.mark.parametrize("logits", [torch.zeros(2, 5), torch.zeros(5), torch.zeros(1, 5, dtype=torch.float64)])
 def test_logits_that_do_not_match_the_rows_are_refused(logits: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="1 places are sampled"):
+    with pytest.raises(ValueError, match="1 places are wanted"):
         Sampler().sample(logits, rows(spec()))

@@ -92,8 +92,8 @@ class TextServicer(text_service_pb2_grpc.TextServiceServicer):
         if num_bytes > self._max_text_bytes:
             raise ServiceError(
                 Reason.MESSAGE_TOO_LARGE,
-                f"text: has {num_bytes} bytes; at most {self._max_text_bytes} are tokenised in one call, "
-                "half as many with offsets",
+                f"there are {num_bytes} bytes of text, those with offsets counted twice; at most "
+                f"{self._max_text_bytes} are tokenised in one call",
                 metadata={"max_text_bytes": str(self._max_text_bytes)},
             )
 

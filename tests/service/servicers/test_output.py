@@ -87,6 +87,56 @@ async def test_the_prompt_and_its_echo_have_no_stops() -> None:
         assert ids == echo(PROMPT, completing("quick"))
 
 
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+async def test_a_stop_that_is_complete_before_min_new_tokens_is_let_be(beyond: int) -> None:
+    """One that comes again, as the prompt does, ends the text then."""
+    first = completing("fox")
+    async with serving(script={"step_s": 0}) as served:
+        params = request_pb2.StopParams(strings=["fox"], min_new_tokens=first + beyond)
+        text, ids, finished, _ = await streamed(served, a_request(stop=params))
+        again = beyond > 0
+        assert text == (TEXT if again else "") + "the quick brown "
+        assert ids == echo(PROMPT, first + (len(PROMPT) if again else 0))
+        assert finished.stop.text == "fox"
+
+
+async def test_a_session_tells_texts_up_to_their_stops() -> None:
+    async with serving(script={"step_s": 0.001}) as served:
+        stops = {"a": "quick", "b": "fox", "c": "nowhere"}
+        requests = [
+            a_request(session="s", request_id=name, stop=request_pb2.StopParams(strings=[stop]))
+            for name, stop in stops.items()
+        ]
+        call = served.generation.Result(generation_service_pb2.ResultRequest(session="s"))
+        await served.generation.AddRequests(generation_service_pb2.AddRequestsRequest(requests=requests))
+        texts, ended = dict.fromkeys(stops, ""), {}
+        while len(ended) < len(stops):
+            event = await call.read()
+            texts[event.request_id] += event.delta.text
+            if event.WhichOneof("event") == "finished":
+                ended[event.request_id] = event.finished.stop.text
+        call.cancel()
+        assert texts == {"a": "the ", "b": "the quick brown ", "c": WHOLE}
+        assert ended == {"a": "quick", "b": "fox", "c": ""}
+
+
+async def test_a_cancel_after_the_stop_is_kept_and_the_text_still_ends_there() -> None:
+    """The worker has not confirmed the stop, so that the request counts as live."""
+    async with serving(script={"step_s": 0.1}) as served:
+        request = a_request(400, stop=request_pb2.StopParams(strings=["quick"]), request_id="mine")
+        call = served.generation.Generate(generation_service_pb2.GenerateRequest(request=request))
+        await call.read()
+        (generation,) = served.core.registry.all_live()
+        await eventually(lambda: generation.output.stop is not None)
+        outcome = (await served.generation.Cancel(generation_service_pb2.CancelRequest(request_ids=["mine"]))).outcomes
+        events = await rest(call)
+        assert "".join(event.delta.text for event in events) == "the "
+        cancelled = outcome[0].status == generation_service_pb2.CANCEL_STATUS_CANCELLED
+        assert events[-1].finished.reason == (
+            event_pb2.FINISH_REASON_CANCELLED if cancelled else event_pb2.FINISH_REASON_STOP
+        )
+
+
 async def test_without_text_stops_are_found_too() -> None:
     async with serving(script={"step_s": 0}) as served:
         params, output = request_pb2.StopParams(strings=["fox"]), request_pb2.OutputParams(text=False)
@@ -135,6 +185,26 @@ async def test_echo_is_the_decoding_of_prompt_and_output(*, skip: bool) -> None:
             output = request_pb2.OutputParams(echo=True, skip_special_tokens=skip)
             text, ids, _, _ = await streamed(served, a_request(7, prompt, output=output))
             assert text == TOKENIZER.decode([*prompt, *ids], skip_special_tokens=skip)
+
+
+async def test_who_reads_on_gets_the_prompts_text_with_the_first_token_alone() -> None:
+    async with serving(script={"step_s": 0}) as served:
+        request = a_request(6, output=request_pb2.OutputParams(echo=True), request_id="mine")
+        await served.generation.AddRequest(generation_service_pb2.AddRequestRequest(request=request))
+        await eventually(lambda: served.core.registry.num_live == 0)
+        for index in range(7):
+            follow = generation_service_pb2.ResultRequest(request_id="mine", from_index=index)
+            events = await rest(served.generation.Result(follow))
+            text = "".join(event.delta.text for event in events)
+            before = TEXT if index == 0 else ""
+            assert text == before + TOKENIZER.decode(PROMPT[index:6])
+
+
+async def test_as_many_stops_as_may_be_of_any_length_are_taken() -> None:
+    async with serving(script={"step_s": 0}) as served:
+        stops = ["f", *("f" + str(i).zfill(1023) for i in range(62)), "🦊" * 1024]
+        text, _, finished, _ = await streamed(served, a_request(stop=request_pb2.StopParams(strings=stops)))
+        assert (text, finished.stop.text) == ("the quick brown ", "f")
 
 
 @pytest.mark.parametrize(("interval", "count"), [(1, 9), (4, 9), (4, 8), (50, 9), (9, 9), (512, 520), (511, 511)])

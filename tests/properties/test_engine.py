@@ -10,12 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import tokenizers
 import torch
 from chairlift_service.text.detokenizer import Detokenizer
 from chairlift_service.text.tokenizer import Tokenizer
-from chairlift_worker.ipc.messages import EndingReason, FlushedMsg
+from chairlift_worker.ipc.messages import NO_PROCESSORS, EndingReason, FlushedMsg, ProcessorsMsg
 from chairlift_worker.swap.policy import NEVER_SWAP
 from hypothesis import HealthCheck, given, settings
 from support.engine import Outcome, Rig, loaded
@@ -55,6 +56,10 @@ def all_seen() -> Iterator[Counter[str]]:
             "on lagging queues",
             "swapped on lagging queues",
             "carried on lagging queues",
+            "carried, with processors",
+            "drafts, with processors",
+            "likeliest tokens",
+            *ProcessorsMsg.__struct_fields__,
         }
         assert not [name for name in kinds if seen[name] < 5]
 
@@ -178,6 +183,13 @@ def note(seen: Counter[str], workload: Workload, rig: Rig) -> None:
     seen["sampled"] += sum(job.sampling.temperature > 0 for job in workload.jobs)
     seen["graphs"] += rig.num_graphs
     seen["steps on the fast path"] += rig.runner.steps_by_path["decode"]
+    asked = [row for plan in rig.executor.plans for row in plan.rows if row.sample and row.sample.processors]
+    seen["carried, with processors"] += sum(row.carry for row in asked)
+    seen["drafts, with processors"] += sum(len(row.drafts) for row in asked)
+    seen["likeliest tokens"] += sum(bool(top) for outcome in rig.outcomes.values() for top in outcome.tops)
+    for processors in [job.sampling.processors for job in workload.jobs if job.sampling.processors]:
+        for name, value in msgspec.structs.asdict(processors).items():
+            seen[name] += value != getattr(NO_PROCESSORS, name)
     seen["carried"] += sum(row.carry for plan in rig.executor.plans for row in plan.rows)
     seen["drafts that held"] += counters.accepted_draft_tokens
     seen["drafts that did not"] += counters.draft_tokens - counters.accepted_draft_tokens

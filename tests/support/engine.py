@@ -7,6 +7,7 @@ are checked after every turn.
 from __future__ import annotations
 
 import functools
+import itertools
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,6 +98,7 @@ class Outcome:
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # NaN where not asked
+    tops: list[list[tuple[int, float]]] = field(default_factory=list)  # likeliest first; empty where not asked
     started: StartedMsg | None = None
     ending: EndingMsg | None = None
 
@@ -292,14 +294,25 @@ class Rig:
         for started in message.started:
             assert self.outcomes[started.uid].started is None, "started twice"
             self.outcomes[started.uid].started = started
-        for uid, token, logprob in zip(uids, tokens, logprobs, strict=True):
+        tops = _tops_of(message)
+        for uid, token, logprob, top in zip(uids, tokens, logprobs, tops, strict=True):
             assert self.outcomes[uid].started is not None, "a token before the start"
             assert self.outcomes[uid].ending is None, "a token after the ending"
             self.outcomes[uid].ids.append(token)
             self.outcomes[uid].logprobs.append(logprob)
+            self.outcomes[uid].tops.append(top)
         for ending in message.endings:
             assert self.outcomes[ending.uid].ending is None, "two endings"
             self.outcomes[ending.uid].ending = ending
+
+
+def _tops_of(message: StepMsg) -> list[list[tuple[int, float]]]:
+    """The likeliest tokens beside each of a step's tokens."""
+    entries = iter(zip(array("i", message.top_ids), array("f", message.top_logprobs), strict=True))
+    counts = message.num_tops or bytes(len(message.uids) // 8)
+    tops = [list(itertools.islice(entries, count)) for count in counts]
+    assert next(entries, None) is None
+    return tops
 
 
 def _speculator(shape: Shape, texts: Mapping[int, Sequence[int]]) -> Speculator | None:

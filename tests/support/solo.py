@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +18,13 @@ from chairlift_worker.step_budget import StepLimits
 
 from support.engine import Outcome, Rig, Shape, loaded
 from support.exactness import TIE_GAP, Comparisons
-from support.sampling_reference import gumbel_noise, processed, reference_choice
+from support.sampling_reference import gumbel_noise, processed, reference_choice, reference_top
 from support.tiny_models import generate_ids, reference_logits
 from support.workloads import Job
 
 LOGPROB_TOLERANCE = 1e-4  # of logits that are taken as they are; a lower temperature makes rounding larger, too
 CUT_OFF_ROUNDING = 1e-5  # relative
+Top = Sequence[tuple[int, float]]
 _ROOMY = Shape(
     num_sectors=64,
     page_size=16,
@@ -48,22 +49,38 @@ def spec_of(job: Job, index: int) -> SampleSpec:
         seed=sampling.seed,
         index=index,
         logprob=True,
+        num_top=job.top_logprobs,
+        raw=job.raw_logprobs,
+        processors=sampling.processors,
     )
 
 
-def tolerance(temperature: float) -> float:
+def tolerance(job: Job) -> float:
     """By how much a logprob may differ from another computation's in float32."""
-    return LOGPROB_TOLERANCE / min(1.0, temperature) if temperature >= 1e-5 else LOGPROB_TOLERANCE
+    sampling = job.sampling
+    near = LOGPROB_TOLERANCE / min(1.0, sampling.temperature) if sampling.temperature >= 1e-5 else LOGPROB_TOLERANCE
+    penalty = sampling.processors.repetition_penalty if sampling.processors is not None else 1.0
+    return near * max(penalty, 1 / penalty)
 
 
-def gap_of(logits: torch.Tensor, spec: SampleSpec) -> float:
-    """By how much the best token beats the next: of the logits, or of what is left of them with its noise."""
-    if spec.temperature < 1e-5:
-        best = logits.double().topk(2).values
-        return float(best[0] - best[1])
-    scores = processed(logits, spec).double().numpy() + gumbel_noise(len(logits), spec.seed, spec.index)
+def gap_of(logits: torch.Tensor, spec: SampleSpec, tokens: Sequence[int]) -> float:
+    """By how much the best token beats the next: of what is left of the logits, with its noise."""
+    scores = processed(logits, spec, tokens).double().numpy()
+    if spec.temperature >= 1e-5:
+        scores = scores + gumbel_noise(len(logits), spec.seed, spec.index)
     best_two = np.sort(scores)[-2:]
     return float(best_two[1] - best_two[0])
+
+
+def near_tops(one: Top, other: Top, near: float) -> bool:
+    """Whether two lists of the likeliest tokens differ by no more than rounding explains."""
+    return len(one) == len(other) and _has_all(one, other, near) and _has_all(other, one, near)
+
+
+def _has_all(one: Top, other: Top, near: float) -> bool:
+    """Whether the other has what stands in one, but for tokens that may have fallen off its end."""
+    found, last = dict(other), other[-2:][0][1] if other else 0.0
+    return all(abs(found[i] - value) < near if i in found else abs(value - last) < near for i, value in one)
 
 
 def within_rounding(spec: SampleSpec) -> Iterator[SampleSpec]:
@@ -99,14 +116,17 @@ class Solo:
         self._rig.assert_idle()
         outcome = self._rig.outcomes.pop(self._uids)
         self._hold_to_definition(job, outcome)
-        if job.sampling.temperature == 0 and self._uids % 10 == 0:
+        if job.sampling.temperature == 0 and job.sampling.processors is None and self._uids % 4 == 0:
             self._hold_to_generate(job, outcome)
         return outcome
 
     def _hold_to_definition(self, job: Job, outcome: Outcome) -> None:
         logits = reference_logits(self.folder, [*job.prompt, *outcome.ids])[len(job.prompt) - 1 :]
         for index, (token, logprob) in enumerate(zip(outcome.ids, outcome.logprobs, strict=True)):
-            self._excuse(job, logits[index], index, token, logprob, what=f"{self.folder.name} alone, {job}")
+            what, known = f"{self.folder.name} alone, {job}", [*job.prompt, *outcome.ids[:index]]
+            self._excuse(job, logits[index], known, token, logprob, what=what)
+            if job.top_logprobs:
+                self._hold_top(job, logits[index], known, token, outcome.tops[index], what=f"{what}, token {index}")
         reason = EndingReason.STOP if outcome.ids[-1] in job.stop_ids else EndingReason.LENGTH
         assert outcome.ending is not None
         assert outcome.ending.reason is reason
@@ -124,31 +144,49 @@ class Solo:
     def expect(self, job: Job, outcome: Outcome, *, what: str) -> None:
         """Fails unless ids and logprobs are those of the solo run, up to a tie; of one cut short, as far as it came."""
         self.comparisons.num_sequences += 1
-        alone, near = self.run(job.alone()), tolerance(job.sampling.temperature)
+        alone, near = self.run(job.alone()), tolerance(job)
         assert outcome.ending is not None
         whole = outcome.ending.reason in {EndingReason.STOP, EndingReason.LENGTH}
         for index, (token, logprob) in enumerate(zip(outcome.ids, outcome.logprobs, strict=True)):
             assert math.isnan(logprob) != job.logprobs, f"{what}: logprob {index} is {logprob}"
             wanted, wanted_logprob = alone.ids[index], alone.logprobs[index]
-            if token == wanted and not abs(logprob - wanted_logprob) >= near:
+            top_is_near = not outcome.tops[index] or near_tops(outcome.tops[index], alone.tops[index], near)
+            if token == wanted and top_is_near and not abs(logprob - wanted_logprob) >= near:
                 continue
             print(f"{what}: {index} is {token} ({logprob}), alone it is {wanted} ({wanted_logprob})")
-            logits = reference_logits(self.folder, [*job.prompt, *outcome.ids[:index]])[-1]
-            self._excuse(job, logits, index, token, logprob, what=what)
+            known = [*job.prompt, *outcome.ids[:index]]
+            logits = reference_logits(self.folder, known)[-1]
+            self._excuse(job, logits, known, token, logprob, what=what)
+            if outcome.tops[index]:
+                self._hold_top(job, logits, known, token, outcome.tops[index], what=what)
             if token != wanted:
                 return  # what follows a tie is another text
         assert outcome.ids == alone.ids[: len(alone.ids) if whole else len(outcome.ids)]
 
-    def _excuse(self, job: Job, logits: torch.Tensor, index: int, token: int, logprob: float, *, what: str) -> None:
-        """Fails unless transformers' logits and processors give this token and logprob, up to a tie."""
-        spec, near = spec_of(job, index), tolerance(job.sampling.temperature)
-        choices = (reference_choice(logits, rounded) for rounded in within_rounding(spec))
+    def _excuse(
+        self, job: Job, logits: torch.Tensor, known: Sequence[int], token: int, logprob: float, *, what: str
+    ) -> None:
+        """Fails unless transformers' logits and processors give this token and logprob, up to a tie.
+
+        `known` are the prompt and the output before the token.
+        """
+        index = len(known) - len(job.prompt)
+        spec, near = spec_of(job, index), tolerance(job)
+        choices = (reference_choice(logits, rounded, known) for rounded in within_rounding(spec))
         for number, (wanted, wanted_logprob) in enumerate(choices):
             if token == wanted and not abs(logprob - wanted_logprob) >= near:
                 self.num_cut_offs += number > 0
                 return
-        gap = gap_of(logits, spec)
-        wanted, wanted_logprob = reference_choice(logits, spec)
+        gap = gap_of(logits, spec, known)
+        wanted, wanted_logprob = reference_choice(logits, spec, known)
         assert token != wanted, f"{what}: {index} has logprob {logprob}, not {wanted_logprob}"
         assert gap < TIE_GAP, f"{what}: {index} is {token}, not {wanted}; the gap is {gap}"
         self.comparisons.num_ties += 1
+
+    def _hold_top(
+        self, job: Job, logits: torch.Tensor, known: Sequence[int], token: int, top: Top, *, what: str
+    ) -> None:
+        """The same of the likeliest tokens at its place."""
+        spec = spec_of(job, len(known) - len(job.prompt))
+        wanted = (reference_top(logits, rounded, known, chosen=token) for rounded in within_rounding(spec))
+        assert any(near_tops(top, each, tolerance(job)) for each in wanted), f"{what}: {top}"

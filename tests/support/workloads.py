@@ -8,10 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
 from chairlift_worker.attention.native_kernel import isas
 from chairlift_worker.decoder.recipe import recipe_fault
 from chairlift_worker.graph_choice import GraphOptions
-from chairlift_worker.ipc.messages import NO_DEADLINE, AddRequestMsg, FlushPrefixCacheMsg, SamplingMsg
+from chairlift_worker.ipc.messages import (
+    NO_DEADLINE,
+    AddRequestMsg,
+    FlushPrefixCacheMsg,
+    ProcessorsMsg,
+    SamplingMsg,
+)
 from chairlift_worker.kv.layout import CacheLayout
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.pace import Pace
@@ -23,6 +30,7 @@ from chairlift_worker.swap.policy import ALWAYS_SWAP, NEVER_SWAP, SwapCosts
 from hypothesis import strategies as st
 
 from support.engine import Rig, Shape
+from support.processors import make_processors
 from support.runners import PLAIN
 
 VOCAB: Final = (4, 383)  # ids that are no special tokens, of all tiny models
@@ -49,6 +57,8 @@ class Job:
     sampling: SamplingMsg = GREEDY
     stop_ids: tuple[int, ...] = ()
     logprobs: bool = True
+    top_logprobs: int = 0  # with logprobs
+    raw_logprobs: bool = False
     arrives: int = 0
     cancelled: int | None = None  # ticks after its arrival
     patience: int | None = None  # its deadline, in ticks after its arrival
@@ -68,6 +78,8 @@ class Job:
             logprobs=self.logprobs,
             arrival_ns=now,
             deadline_ns=NO_DEADLINE if self.patience is None else now + self.patience,
+            top_logprobs=self.top_logprobs if self.logprobs else 0,
+            raw_logprobs=self.raw_logprobs,
         )
 
     def alone(self) -> Job:
@@ -125,15 +137,36 @@ def _act(workload: Workload, rig: Rig, tick: int) -> None:
         rig.send(FlushPrefixCacheMsg(op=tick + 1))
 
 
-def random_sampling(generator: random.Random) -> SamplingMsg:
+def random_processors(generator: random.Random, stop_ids: tuple[int, ...]) -> ProcessorsMsg | None:
+    """Half of all requests have none; the others one to all of them."""
+    share = generator.choice([0.0, 0.0, 0.2, 0.6])
+    all_of_them = {
+        "logit_bias": {generator.randint(*VOCAB): generator.choice([-3.0, 3.0, 100.0]) for _ in range(3)},
+        "repetition_penalty": generator.choice([1.3, 0.7, 5.0]),
+        "presence_penalty": generator.choice([-2.0, 1.5]),
+        "frequency_penalty": generator.choice([-1.0, 2.0]),
+        "no_repeat_ngram_size": generator.choice([1, 2, 3]),
+        "banned_sequences": [random_ids(generator.choice([1, 1, 2]), generator.randint(0, 99)) for _ in range(20)],
+        "min_new_tokens": generator.choice([1, 2, 9]),
+        "early_stop_ids": stop_ids,
+        "allowed_ids": range(*VOCAB, 2),
+        "banned_ids": range(VOCAB[0] + 1, VOCAB[1], generator.choice([2, 40])),  # none of every second that is allowed
+    }
+    chosen = {name: value for name, value in all_of_them.items() if generator.random() < share}
+    return make_processors(**chosen) if chosen else None
+
+
+def random_sampling(generator: random.Random, stop_ids: tuple[int, ...]) -> SamplingMsg:
+    processors = random_processors(generator, stop_ids)
     if generator.random() < 0.5:
-        return GREEDY
+        return msgspec.structs.replace(GREEDY, processors=processors)
     return SamplingMsg(
         temperature=generator.choice([0.5, 1.0, 1.7]),
         top_k=generator.choice([0, 0, 3, 40]),
         top_p=generator.choice([1.0, 1.0, 0.9]),
         min_p=generator.choice([0.0, 0.0, 0.05]),
         seed=generator.choice([0, 1, 2**64 - 1]),
+        processors=processors,
     )
 
 
@@ -148,12 +181,15 @@ def random_job(seed: int, *, longest: int, crowd: bool) -> Job:
     tail = (phrase * (tail_len + 1))[:tail_len]
     most = longest - prompt_len + 1
     impatience = 0.05 if crowd else 0.2
+    stop_ids = random_ids(generator.choice([0, 0, 0, 1, 8]), 77)
     return Job(
         prompt=(*prefix, *tail),
         max_new_tokens=generator.choice([most, most, generator.randint(1, most)]),
-        sampling=random_sampling(generator),
-        stop_ids=random_ids(generator.choice([0, 0, 0, 1, 8]), 77),
+        sampling=random_sampling(generator, stop_ids),
+        stop_ids=stop_ids,
         logprobs=generator.random() < 0.7,
+        top_logprobs=generator.choice([0, 0, 2, 20]),
+        raw_logprobs=generator.random() < 0.3,
         arrives=generator.randint(0, 3) if crowd else generator.randint(0, LAST_TICK),
         cancelled=generator.randint(0, LAST_TICK) if generator.random() < impatience else None,
         patience=generator.randint(1, LAST_TICK) if generator.random() < impatience else None,

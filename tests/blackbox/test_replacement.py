@@ -22,6 +22,8 @@ NUM_STREAMS = 64
 NUM_TOKENS = 40
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 SEEDED = {"temperature": 1.0, "ignore_eos": True}
+# Looks back at all that there is of the prompt and the output.
+LOOKING_BACK = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "no_repeat_ngram_size": 2, "logprobs": 3}
 # A cache for about a third of the streams, swap for some of the rest, several steps to each prompt, 10 ms at a step.
 CRAMPED = (
     *("--page-size", "4", "--num-blocks", "300", "--cpu-offload-space", "0.001", "--max-batch-tokens", "64"),
@@ -34,8 +36,10 @@ def prompt(number: int) -> list[int]:
 
 
 def options(number: int) -> dict[str, object]:
-    """Every other stream is greedy; each of the others has its own seed."""
-    return GREEDY if number % 2 == 0 else {**SEEDED, "seed": number}
+    """Every other stream is greedy; each of the others has its own seed, and every other of those looks back."""
+    if number % 2 == 0:
+        return GREEDY
+    return {**SEEDED, "seed": number} | (LOOKING_BACK if number % 4 == 3 else {})
 
 
 class Stream:

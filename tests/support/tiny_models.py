@@ -203,12 +203,14 @@ class Reference:
     """A greedy answer and how sure it was."""
 
     ids: list[int]
-    gaps: list[float]  # best minus second best logit at each step
+    gaps: list[float]  # best minus second best logit at each step, after all processors
 
 
 @torch.inference_mode()
-def generate_ids(folder: Path, prompt: list[int], num_tokens: int, *, ignore_eos: bool = True) -> Reference:
-    """Greedy ids of transformers' generate for one prompt alone."""
+def generate_ids(
+    folder: Path, prompt: list[int], num_tokens: int, *, ignore_eos: bool = True, **processors: object
+) -> Reference:
+    """Greedy ids of transformers' generate for one prompt alone, with its own processors as told."""
     model = reference_model(folder)
     output = model.generate(
         input_ids=torch.tensor([prompt]),
@@ -217,8 +219,9 @@ def generate_ids(folder: Path, prompt: list[int], num_tokens: int, *, ignore_eos
         do_sample=False,
         eos_token_id=None if ignore_eos else EOS_ID,
         pad_token_id=PAD_ID,
-        output_logits=True,
+        output_scores=True,
         return_dict_in_generate=True,
+        **processors,
     )
-    best = [logits[0].topk(2).values for logits in output.logits]
+    best = [scores[0].topk(2).values for scores in output.scores]
     return Reference(ids=output.sequences[0, len(prompt) :].tolist(), gaps=[float(two[0] - two[1]) for two in best])

@@ -26,13 +26,18 @@ class TopTokens {
   }
 
   void offer(float logit, std::int32_t id) {
+    if (logit < worst_) {  // nearly all of them
+      return;
+    }
     if (best_.size() < capacity_) {
       best_.emplace_back(logit, id);
       std::push_heap(best_.begin(), best_.end(), is_better);
+      worst_ = best_.size() == capacity_ ? best_.front().first : worst_;
     } else if (is_better({logit, id}, best_.front())) {
       std::pop_heap(best_.begin(), best_.end(), is_better);
       best_.back() = {logit, id};
       std::push_heap(best_.begin(), best_.end(), is_better);
+      worst_ = best_.front().first;
     }
   }
 
@@ -57,6 +62,7 @@ class TopTokens {
   }
 
   std::size_t capacity_;
+  float worst_ = -std::numeric_limits<float>::infinity();  // of the best, once there are as many as there may be
   std::vector<Token> best_;
 };
 

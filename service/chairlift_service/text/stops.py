@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import copy
 from collections.abc import Sequence
 
 
@@ -9,23 +11,27 @@ class StopMatcher:
     """Looks for stop strings in text that comes in pieces, and lets through what cannot be of one.
 
     The first that is complete counts; of several that are complete at the same character the longest. So it makes no
-    difference where the text is cut into pieces.
+    difference where the text is cut into pieces. A character costs the more the more stops end with it; most cost next
+    to nothing.
     """
 
-    __slots__ = ("_held", "_include", "_stops", "found")
+    __slots__ = ("_by_end", "_firsts", "_held", "_include", "_longest", "_ordered", "found")
 
     def __init__(self, *, stops: Sequence[str], include: bool) -> None:
         """None of `stops` may be empty. `include`: let the stop itself through."""
-        self._stops = tuple(dict.fromkeys(stops))
+        self._ordered = sorted(set(stops))
+        self._longest = max(map(len, stops))
+        self._firsts = frozenset(stop[0] for stop in stops)
+        self._by_end: dict[str, list[str]] = {}  # stops by their last character, the longest first
+        for stop in sorted(self._ordered, key=len, reverse=True):
+            self._by_end.setdefault(stop[-1], []).append(stop)
         self._include = include
         self._held = ""  # the beginning of a stop, perhaps
         self.found: str | None = None
 
     def copy(self) -> StopMatcher:
         """Another one that has come as far."""
-        other = StopMatcher(stops=self._stops, include=self._include)
-        other._held, other.found = self._held, self.found
-        return other
+        return copy.copy(self)
 
     def push(self, piece: str, *, counts: bool = True) -> str:
         """The text that is certain with this piece: nothing that comes later can make it a part of a stop.
@@ -50,17 +56,21 @@ class StopMatcher:
 
     def _first_complete(self, text: str, before: int) -> tuple[int, str] | None:
         """Where the first stop begins that ends behind the first `before` characters, and which one it is."""
-        starts = [(text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stops]
-        found = [(start, stop) for start, stop in starts if start >= 0]
-        return min(found, key=lambda each: (each[0] + len(each[1]), each[0])) if found else None
+        for end in range(before + 1, len(text) + 1):
+            for stop in self._by_end.get(text[end - 1], ()):
+                if text.endswith(stop, 0, end):
+                    return end - len(stop), stop
+        return None
 
     def _num_open(self, text: str) -> int:
         """Length of the longest end of the text that is a proper beginning of a stop."""
-        longest = max(map(len, self._stops)) - 1
-        for size in range(min(longest, len(text)), 0, -1):
-            end = text[-size:]
-            if any(len(stop) > size and stop.startswith(end) for stop in self._stops):
-                return size
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._firsts:
+                end = text[start:]
+                # What begins with it, and is longer, stands directly behind it.
+                place = bisect.bisect_right(self._ordered, end)
+                if place < len(self._ordered) and self._ordered[place].startswith(end):
+                    return len(end)
         return 0
 
 

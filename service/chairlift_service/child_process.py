@@ -7,7 +7,11 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+_NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class ChildProcess:
@@ -18,7 +22,10 @@ class ChildProcess:
     since the service's own standard output is for one line. Of the service's descriptors it sees `pass_fds` alone.
     """
 
-    def __init__(self, *, argv: Sequence[str], pass_fds: Sequence[int]) -> None:
+    def __init__(
+        self, *, argv: Sequence[str], pass_fds: Sequence[int], variables: Mapping[str, str] = _NO_VARIABLES
+    ) -> None:
+        """`variables` come on top of this process's environment."""
         self._popen = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -26,6 +33,7 @@ class ChildProcess:
             close_fds=True,
             pass_fds=tuple(pass_fds),
             start_new_session=True,
+            env={**os.environ, **variables},
         )
         self._pidfd = os.pidfd_open(self._popen.pid)
         self._loop = asyncio.get_running_loop()

@@ -62,7 +62,7 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "speculative": "ngram", "speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 5,
         "max_step_stretch": 3.0, "default_compile_level": 2, "varlen_compile_config": "mode=default,dynamic=true",
         "decode_compile_config": '{"backend": "eager"}', "metrics_listen": "unix:/c", "otlp_endpoint": "http://o:4317",
-        "reader_buffer_tokens": 7, "slow_reader_timeout": 8.5, "gateway": "off",
+        "reader_buffer_tokens": 7, "slow_reader_timeout": 8.5, "gateway": "off", "tp_size": 3, "cpu_group_timeout": 9.5,
     }  # fmt: skip
     names = {*ServiceSettings.__struct_fields__, *WorkerSettings.__struct_fields__}
     assert set(values) == names, "a new setting needs its line here"

@@ -12,9 +12,11 @@ from typing import Final
 import msgspec
 import structlog
 
+from chairlift_worker.distributed.errors import RanksApartError
 from chairlift_worker.ipc.channel import ServiceGoneError, WorkerChannel
 from chairlift_worker.ipc.logs import setup_logging
 from chairlift_worker.ipc.messages import StartFailedMsg, encode
+from chairlift_worker.ipc.rank_channel import RankChannel
 from chairlift_worker.ipc.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -23,47 +25,78 @@ _log = structlog.get_logger(__name__)
 
 
 def main() -> int:
-    """Exit code: 0 after a shutdown, 1 if it could not start or the service is gone; an exception is a bug."""
+    """Exit code: 0 after a shutdown, 1 if it could not start or the service is gone; an exception is a bug.
+
+    One of several ranks ends with 1, too, where another one is gone or late.
+    """
     parser = argparse.ArgumentParser(prog="chairlift_worker", description="started by chairlift-serve, not by hand")
     parser.add_argument("--channel", required=True, help="descriptors of the shared memory")
     parser.add_argument("--settings", required=True, help="WorkerSettings as JSON")
+    parser.add_argument("--listen-fd", type=int, help="where rank 0 of several waits for the others")
     parser.add_argument("--incarnation", type=int, default=1, help="which of the service's workers this is, from 1")
     arguments = parser.parse_args()
     # The service's to handle: a terminal's Ctrl-C, and the SIGTERM that service managers send to every process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    channel = WorkerChannel.attach(arguments.channel)
+    settings = msgspec.json.decode(arguments.settings, type=WorkerSettings)
+    rank = int(os.environ["RANK"]) if settings.tp_size > 1 else 0
+    channel = RankChannel.attach(arguments.channel) if rank else WorkerChannel.attach(arguments.channel)
     try:
         if channel.service_gone():  # it died before the line above asked to die with it
             return 1
-        settings = msgspec.json.decode(arguments.settings, type=WorkerSettings)
         setup_logging(level=settings.log_level, log_format=settings.log_format)
-        return _serve(channel, settings, arguments.incarnation)
-    except ServiceGoneError as error:
-        _log.warning("worker ends", reason=str(error))
+        # OpenMP threads that spin at each barrier take the cores that the service, or whatever else runs on this
+        # machine, needs to let them go on: on two busy cores a step took three to five times as long.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if isinstance(channel, RankChannel):
+            return _follow(channel, settings, rank)
+        return _serve(channel, settings, arguments)
+    except (ServiceGoneError, RanksApartError) as error:
+        _log.warning("worker ends", reason=str(error), exc_info=error.__cause__)
         return 1
     finally:
         channel.close()
 
 
-def _serve(channel: WorkerChannel, settings: WorkerSettings, incarnation: int) -> int:
-    # OpenMP threads that spin at each barrier take the cores that the service, or whatever else runs on this machine,
-    # needs to let them go on: on two busy cores a step took three to five times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Imported here: torch takes seconds, and the parent's death must be watched before that.
+# Imports inside these: torch takes seconds, and the parent's death must be watched before that.
+
+
+def _serve(channel: WorkerChannel, settings: WorkerSettings, arguments: argparse.Namespace) -> int:
     from chairlift_worker.assemble import build, make_engine  # noqa: PLC0415
+    from chairlift_worker.distributed.group import join  # noqa: PLC0415
     from chairlift_worker.model.errors import ModelError  # noqa: PLC0415
     from chairlift_worker.setting_log import SettingError  # noqa: PLC0415
 
     try:
-        parts = build(settings, channel, incarnation=incarnation)
+        group = join(settings, listen_fd=arguments.listen_fd)
+        parts = build(settings, channel, incarnation=arguments.incarnation, group=group)
     except (ModelError, SettingError, MemoryError) as error:
         message = str(error) or type(error).__name__
         channel.send_result(encode(StartFailedMsg(message=message)), heartbeat=channel.status.beat)
         return 1
     channel.send_result(encode(parts.ready), heartbeat=channel.status.beat)
     make_engine(parts, channel).run()
+    if parts.leader is not None:
+        parts.leader.end()
+    return 0
+
+
+def _follow(channel: RankChannel, settings: WorkerSettings, rank: int) -> int:
+    from chairlift_worker.assemble import build_follower  # noqa: PLC0415
+    from chairlift_worker.distributed.group import join  # noqa: PLC0415
+    from chairlift_worker.model.errors import ModelError  # noqa: PLC0415
+    from chairlift_worker.setting_log import SettingError  # noqa: PLC0415
+
+    structlog.contextvars.bind_contextvars(rank=rank)
+    try:
+        group = join(settings)
+        assert group is not None  # or it would be no rank
+        follower = build_follower(settings, group, channel.status)
+    except (ModelError, SettingError, MemoryError) as error:
+        _log.warning("rank ends", reason=str(error) or type(error).__name__)  # as rank 0 says to the service
+        return 1
+    follower.run()
     return 0
 
 

@@ -5,24 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 import torch
 
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.choice import find_faults
 from chairlift_worker.config import ModelFacts, WorkerConfig, resolve
-from chairlift_worker.control import Control
+from chairlift_worker.control import Control, Weights
 from chairlift_worker.decoder.recipe import recipe_fault
 from chairlift_worker.device_executor import DeviceExecutor
+from chairlift_worker.distributed.follower import Follower
+from chairlift_worker.distributed.group import RankGroup
+from chairlift_worker.distributed.leader import Leader
+from chairlift_worker.distributed.weights import LedWeights, SplitWeights
 from chairlift_worker.engine import Engine
 from chairlift_worker.executor import ModelExecutor
 from chairlift_worker.faults import Faults
-from chairlift_worker.forwards import make_computation
+from chairlift_worker.forwards import Computation, make_computation
 from chairlift_worker.host import free_memory, num_cores
 from chairlift_worker.ipc.channel import WorkerChannel
 from chairlift_worker.ipc.messages import ReadyMsg
 from chairlift_worker.ipc.settings import WorkerSettings
-from chairlift_worker.ipc.status import Phase
+from chairlift_worker.ipc.status import Phase, StatusWriter
 from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.memory_errors import is_out_of_memory
 from chairlift_worker.model.loaded import LoadedModel
@@ -55,22 +60,25 @@ class Parts:
     steps: Steps  # that run on it, or on the device
     control: Control
     ready: ReadyMsg  # what the worker says of itself
+    leader: Leader | None  # of other ranks; None: there are none
 
 
-def build(settings: WorkerSettings, channel: WorkerChannel, *, incarnation: int = 1) -> Parts:
+def build(
+    settings: WorkerSettings, channel: WorkerChannel, *, incarnation: int = 1, group: RankGroup | None = None
+) -> Parts:
     """Loads, resolves, allocates, warms up. Raises ModelError or SettingError, in one line, where that cannot be.
 
-    `incarnation` counts the service's workers, from 1.
+    `incarnation` counts the service's workers, from 1. With several ranks this is rank 0 of the `group`.
     """
     try:
         faults = Faults(settings.fault_injection, incarnation=incarnation)
     except ValueError as error:
         raise SettingError(str(error)) from error
     channel.results = faults.wrap(channel.results)
-    torch.set_num_threads(settings.num_threads or num_cores())
     channel.status.set(phase=Phase.LOADING)
-    model = load_model(settings)
-    config = resolve(settings, model=_facts(model), memory=free_memory(), cores=num_cores())
+    model = _load(settings, group)
+    free = free_memory().shared_by(settings.tp_size)
+    config = resolve(settings, model=_facts(model, settings.tp_size), memory=free, cores=_cores(settings))
     for entry in config.settings:
         _log.info("setting", name=entry.name, value=entry.value, reason=entry.reason)
     for warning in config.warnings:
@@ -78,24 +86,42 @@ def build(settings: WorkerSettings, channel: WorkerChannel, *, incarnation: int 
     cache = _cache(config, model)
     depth = 2 if config.use_async_batching else 1  # steps in flight
     computation = make_computation(config, model, cache, num_inputs=depth)
-    runner = _runner(config, computation.forward, cache)
-    mover = SwapMover(sectors=cache.sectors, num_slots=config.num_swap_blocks)
+    leader = None if group is None else _lead(group, config)
+    runner = _runner(config, computation.forward, cache, leader)
+    mover = _mover(config, cache, leader)
     executor = ModelExecutor(runner=runner, mover=mover, faults=faults)
     channel.status.set(phase=Phase.WARMING)
     executor.warm_up()
     memory = PagedMemory(num_pages=config.num_blocks, layout=config.layout, sharing=config.allow_block_sharing)
     costs = executor.measure_swap_costs() if config.num_swap_blocks else NEVER_SWAP
     roster = Roster(memory=memory, swap=SwapSpace(pool=SwapPool(num_slots=config.num_swap_blocks), costs=costs))
+    scheduler = _scheduler(config, roster, executor, model.context_len)
+    if leader is not None:
+        leader.ready(settings.cpu_group_timeout)
     return Parts(
         roster=roster,
-        scheduler=_scheduler(config, roster, executor, model.context_len),
+        scheduler=scheduler,
         executor=executor,
         steps=_steps(runner, mover, executor, faults, depth=depth),
-        control=Control(
-            roster=roster,
-            weights=LiveWeights(module=model.module, take=computation.take, overridden=model.overridden),
-        ),
+        control=Control(roster=roster, weights=_weights(model, computation, group, leader)),
         ready=ReadyMsg(model=model.card(cache_len=config.cache_len), settings=config.settings),
+        leader=leader,
+    )
+
+
+def build_follower(settings: WorkerSettings, group: RankGroup, status: StatusWriter) -> Follower:
+    """The same for a rank that follows: rank 0 resolves the settings, and measures what there is to be measured."""
+    status.set(phase=Phase.LOADING)
+    model = _load(settings, group)
+    config = msgspec.msgpack.decode(group.share(), type=WorkerConfig)
+    cache = _cache(config, model)
+    computation = make_computation(config, model, cache, num_inputs=1)
+    return Follower(
+        group=group,
+        runner=_runner(config, computation.forward, cache, None),
+        mover=_mover(config, cache, None),
+        weights=SplitWeights(group=group, weights=_own_weights(model, computation)),
+        status=status,
     )
 
 
@@ -107,7 +133,39 @@ def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
         scheduler=parts.scheduler,
         pipeline=parts.steps,
         control=parts.control,
+        on_rest=None if parts.leader is None else parts.leader.beat,
     )
+
+
+def _load(settings: WorkerSettings, group: RankGroup | None) -> LoadedModel:
+    torch.set_num_threads(settings.num_threads or _cores(settings))
+    if group is None:
+        return load_model(settings)
+    model = load_model(settings, first_alone=group.first_alone())
+    group.adopt(model.module)
+    group.wait_for_all()  # so that all that they take of the memory is taken
+    return model
+
+
+def _cores(settings: WorkerSettings) -> int:
+    """Of each rank."""
+    return max(1, num_cores() // settings.tp_size)
+
+
+def _lead(group: RankGroup, config: WorkerConfig) -> Leader:
+    group.share(msgspec.msgpack.encode(config))
+    return Leader(group=group, layout=config.layout)
+
+
+def _weights(model: LoadedModel, computation: Computation, group: RankGroup | None, leader: Leader | None) -> Weights:
+    own = _own_weights(model, computation)
+    if group is None or leader is None:
+        return own
+    return LedWeights(leader=leader, weights=SplitWeights(group=group, weights=own))
+
+
+def _own_weights(model: LoadedModel, computation: Computation) -> LiveWeights:
+    return LiveWeights(module=model.module, take=computation.take, overridden=model.overridden)
 
 
 def _cache(config: WorkerConfig, model: LoadedModel) -> PagedCache:
@@ -119,19 +177,25 @@ def _cache(config: WorkerConfig, model: LoadedModel) -> PagedCache:
         raise SettingError(f"num_blocks = {config.num_blocks}: there is no memory for such a cache") from error
 
 
-def _runner(config: WorkerConfig, forward: Forward, cache: PagedCache) -> Runner:
+def _mover(config: WorkerConfig, cache: PagedCache, leader: Leader | None) -> SwapMover:
+    on_move = None if leader is None else leader.move
+    return SwapMover(sectors=cache.sectors, num_slots=config.num_swap_blocks, on_move=on_move)
+
+
+def _runner(config: WorkerConfig, forward: Forward, cache: PagedCache, leader: Leader | None) -> Runner:
     return Runner(
         forward=forward,
         cache=cache,
         max_blocks_per_request=config.max_blocks_per_request,
         max_requests=config.max_requests_per_batch,
+        lead=leader,
     )
 
 
 def _steps(runner: Runner, mover: SwapMover, executor: ModelExecutor, faults: Faults, *, depth: int) -> Steps:
-    """What keeps `depth` steps in flight: a GPU itself, or on a CPU a thread."""
+    """What keeps `depth` steps in flight: a GPU itself, or, on a CPU and where other ranks are told, a thread."""
     device = runner.cache.sectors.device
-    if device.type == "cpu":
+    if device.type == "cpu" or runner.leads:
         return Pipeline(executor=executor, depth=depth)
     launcher = DeviceExecutor(runner=runner, mover=mover, queues=queues_for(device), faults=faults)
     return LaunchedSteps(launcher=launcher, depth=depth)
@@ -169,7 +233,7 @@ def _pace(config: WorkerConfig, executor: ModelExecutor, max_len: int) -> Pace |
     return pace
 
 
-def _facts(model: LoadedModel) -> ModelFacts:
+def _facts(model: LoadedModel, tp_size: int) -> ModelFacts:
     """What the resolution needs, buffer sizes estimated by the widths of the largest layers."""
     text = model.module.config.get_text_config()
     hidden = text.hidden_size
@@ -179,10 +243,12 @@ def _facts(model: LoadedModel) -> ModelFacts:
         context_len=model.context_len,
         layers=model.layers,
         item_bytes=item,
-        token_bytes=math.ceil(item * (8 * hidden + 3 * inner)),
+        token_bytes=math.ceil(item * (8 * hidden + 3 * inner / tp_size)),
         logits_bytes=model.vocab_size * (item + 4),  # as the model gives them, and in float32
         dtype=model.dtype_name,
         dtype_reason=model.dtype_reason,
         attention_faults=find_faults(device=model.module.device, dtype=model.dtype),
-        decoder_fault=recipe_fault(model.module, model.attention_options),
+        decoder_fault=f"with tp_size = {tp_size} ranks share each layer"
+        if tp_size > 1
+        else recipe_fault(model.module, model.attention_options),
     )

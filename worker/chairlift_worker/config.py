@@ -224,8 +224,9 @@ def _num_blocks(settings: WorkerSettings, log: SettingLog, model: ModelFacts, ro
     rows = min(room.max_batch_tokens, places * (settings.max_requests_per_batch or MAX_REQUESTS))
     buffers = room.max_batch_tokens * model.token_bytes + rows * model.logits_bytes
     left, reason = room.budget - buffers, f"{free.reason}, after {buffers} bytes of buffers"
-    if settings.max_memory_percent is None and left > CPU_CACHE_BYTES:
-        left, reason = CPU_CACHE_BYTES, "4 GiB, the most that is taken unasked on a CPU"
+    most = CPU_CACHE_BYTES // settings.tp_size  # each rank has its heads of every page
+    if settings.max_memory_percent is None and left > most:
+        left, reason = most, "4 GiB, the most that is taken unasked on a CPU"
     all_requests = MAX_REQUESTS * layout.peak(0, model.context_len, room.chunk)
     num_blocks = min(left // block_bytes, all_requests)
     if layout.capacity(num_sectors=num_blocks, step_len=room.chunk, limit=1) < 1:
@@ -247,8 +248,8 @@ def _num_swap_blocks(
     number, reason = size_pool(
         space=settings.cpu_offload_space,
         threshold=settings.cpu_offload_space_safety_threshold,
-        available_bytes=memory.num_bytes - num_blocks * sector_bytes,
-        sector_bytes=sector_bytes,
+        available_bytes=(memory.num_bytes - num_blocks * sector_bytes) * settings.tp_size,  # of all ranks, as the space
+        sector_bytes=sector_bytes * settings.tp_size,
     )
     return log.note("swap_blocks", number, reason)
 
@@ -268,6 +269,8 @@ def _note_plain(settings: WorkerSettings, log: SettingLog) -> None:
         "scheduler_type",
         "use_async_batching",
         "return_logprobs",
+        "tp_size",
+        "cpu_group_timeout",
         "trust_remote_code",
         "log_level",
         "log_format",

@@ -43,13 +43,16 @@ class Engine:
         pipeline: Steps,
         control: Control,
         clock: Callable[[], int] = time.monotonic_ns,
+        on_rest: Callable[[], None] | None = None,
     ) -> None:
+        """`on_rest` is called whenever there is nothing to do, at least every `IDLE_WAIT_S`."""
         self._channel = channel
         self._roster = roster
         self._scheduler = scheduler
         self._pipeline = pipeline
         self._control = control
         self._clock = clock
+        self._on_rest = on_rest
         self._steps = 0
         self._busy_ns = 0  # spent on turns that had something to do
         self._stopping = False
@@ -127,6 +130,8 @@ class Engine:
     def _rest(self) -> None:
         """Sleeps until something comes in or expires. Checks all books once, in the first quiet moment."""
         self._show_rest()
+        if self._on_rest is not None:
+            self._on_rest()
         wait_s = UPDATE_WAIT_S if self._control.is_updating else IDLE_WAIT_S
         if self._stopping or self._channel.wait_for_request(wait_s) or self._books_checked:
             return

@@ -18,6 +18,12 @@ class FreeMemory:
     num_bytes: int
     reason: str
 
+    def shared_by(self, number: int) -> FreeMemory:
+        """What each of so many processes can take."""
+        if number == 1:
+            return self
+        return FreeMemory(self.num_bytes // number, f"the share of one of {number} ranks of what is {self.reason}")
+
 
 def free_memory(*, root: Path = Path("/")) -> FreeMemory:
     """The smaller of what the machine has available and what the control group leaves.

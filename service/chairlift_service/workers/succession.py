@@ -151,8 +151,7 @@ class Succession:
                 self._registry.fail(generation, error)
             generation.lose_worker()
         self._line.disconnect(generation.uid for generation in self._registry.all_live())
-        worker.link.close()
-        worker.channel.close()
+        worker.close()
         self._worker = None
 
     async def _find(self, first: ReadyMsg) -> Worker | None:

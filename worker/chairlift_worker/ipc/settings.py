@@ -163,6 +163,20 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool, Meta(description="prefix cache, for models whose layers are all full attention")
     ] = True
     return_logprobs: Annotated[bool, Meta(description="log-probability of each token by default")] = False
+    tp_size: Annotated[
+        Annotated[int, Meta(ge=1, le=64)],
+        Meta(
+            description="tensor parallelism: processes, or ranks, that share each layer of the model between them; it "
+            "must divide the model's key-value heads"
+        ),
+    ] = 1
+    cpu_group_timeout: Annotated[
+        Annotated[float, Meta(ge=1)] | None,
+        Meta(
+            description="seconds that a rank waits for another one before the worker ends, and is replaced; unset: it "
+            "waits until step_timeout ends it"
+        ),
+    ] = None
     max_context: Annotated[PositiveInt | None, Meta(description="lowers the model's context length")] = None
     model_config: Annotated[
         tuple[str, ...],

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
+from chairlift_worker.distributed.checks import check_split
 from chairlift_worker.ipc.settings import WorkerSettings
 from chairlift_worker.model.checks import check_config, check_loading, check_windows, text_config
 from chairlift_worker.model.dtype import choose_dtype
@@ -26,10 +29,11 @@ from chairlift_worker.model.tokenizer import eos_of_tokenizer, tokenizer_folder
 _GENERATION_CONFIG = "generation_config.json"
 
 
-def load_model(settings: WorkerSettings) -> LoadedModel:
+def load_model(settings: WorkerSettings, *, first_alone: AbstractContextManager[None] | None = None) -> LoadedModel:
     """The model that the settings name. Raises ModelError, in one line, if it cannot be loaded or served.
 
-    Hub ids go through transformers' own loading, which honours HF_HUB_OFFLINE, HF_HOME and the like.
+    Hub ids go through transformers' own loading, which honours HF_HUB_OFFLINE, HF_HOME and the like. With several ranks
+    this process gets its part of it; inside `first_alone` it may fetch or unpack the files.
     """
     asked = settings.model
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -37,10 +41,12 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
     with told_in_one_line(asked):
         source = find_source(asked)
         dtype, dtype_reason = choose_dtype(settings.dtype)
-        location = str(unpacked(source.gguf, dtype) if source.gguf else source.folder or source.hub_id)
-        overridden = _config(location, settings)
+        with first_alone or nullcontext():
+            location = str(unpacked(source.gguf, dtype) if source.gguf else source.folder or source.hub_id)
+            overridden = _config(location, settings)
         config = overridden.config
         check_config(asked, config)
+        check_split(asked, config, settings.tp_size)
         _check_files(location, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             location,
@@ -51,6 +57,7 @@ def load_model(settings: WorkerSettings) -> LoadedModel:
             ignore_mismatched_sizes=True,  # reported, and refused below with the tensors' names
             trust_remote_code=settings.trust_remote_code,
             output_loading_info=True,
+            distributed_config=DistributedConfig(tp_size=settings.tp_size) if settings.tp_size > 1 else None,
         )
         module, info = loaded
         check_loading(asked, info)

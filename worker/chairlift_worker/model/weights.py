@@ -11,6 +11,7 @@ from typing import Any, Final
 import structlog
 import torch
 from safetensors import safe_open
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
@@ -64,9 +65,16 @@ class LiveWeights:
     def update(self, folder: str) -> int:
         """Takes the weights of a folder of safetensors; returns the number of tensors replaced. No step may run.
 
-        Everything is read and compared first. Raises WeightsError, with the module untouched, where the files cannot
-        be read, lack a tensor, have one too many, or one of another shape, where tensors differ that the module
-        ties together, or where the folder's config.json is that of another architecture.
+        Raises WeightsError, with the module untouched, as `read` and `put` do.
+        """
+        return self.put(folder, self.read(folder))
+
+    def read(self, folder: str) -> PreTrainedModel:
+        """A second module with the weights of a folder, compared with the running one.
+
+        Raises WeightsError where the files cannot be read, lack a tensor, have one too many, or one of another shape,
+        where tensors differ that the module ties together, or where the folder's config.json is that of another
+        architecture.
         """
         place = Path(folder)
         try:
@@ -78,10 +86,16 @@ class LiveWeights:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise _invalid(folder, lines[0].strip()) from error
         _check_names(folder, info)
-        source = _tensors(new)
-        _check_ties(folder, self._module, source)
+        _check_ties(folder, self._module, _tensors(new))
+        return new
+
+    def put(self, folder: str, new: PreTrainedModel) -> int:
+        """Puts the weights that `read` brought in place; returns the number of tensors replaced. No step may run.
+
+        Raises WeightsError, with the module untouched, where their packed form cannot hold them.
+        """
         if self._take is None:
-            _copy(source, self._module)
+            _copy(_tensors(new), self._module)
         else:
             try:
                 self._take(new)
@@ -165,12 +179,16 @@ def _tensors(module: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _copy(source: Mapping[str, torch.Tensor], module: PreTrainedModel) -> None:
-    """Writes the source's values into the module's tensors, tied ones once."""
+    """Writes the source's values into the module's tensors, tied ones once; of split ones this rank's part."""
     written: set[int] = set()
     for name, tensor in _tensors(module).items():
         if id(tensor) not in written:
             written.add(id(tensor))
-            tensor.copy_(source[name])
+            if isinstance(tensor, DTensor):
+                part = distribute_tensor(source[name], tensor.device_mesh, tensor.placements, src_data_rank=None)
+                tensor.to_local().copy_(part.to_local())
+            else:
+                tensor.copy_(source[name])
 
 
 def _some(names: Iterable[str]) -> str:

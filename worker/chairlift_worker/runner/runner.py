@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -24,13 +26,27 @@ class StepTimes:
     forward_ns: int = 0
 
 
+class StepLead(Protocol):
+    """Has other processes compute the same step."""
+
+    def in_step(self, plan: StepPlan, carried: Mapping[int, int]) -> AbstractContextManager[None]:
+        """To be entered around the forward pass."""
+        ...
+
+
 class Runner:
     """Runs plans through the model. One thread only."""
 
     def __init__(
-        self, *, forward: Forward, cache: PagedCache, max_blocks_per_request: int = 0, max_requests: int = 0
+        self,
+        *,
+        forward: Forward,
+        cache: PagedCache,
+        max_blocks_per_request: int = 0,
+        max_requests: int = 0,
+        lead: StepLead | None = None,
     ) -> None:
-        """`cache` is the memory of keys and values that `forward` writes to.
+        """`cache` is the memory of keys and values that `forward` writes to. Without a `lead` it computes alone.
 
         Batches of at most `max_requests` one-token rows with at most `max_blocks_per_request` pages each take the
         decode fast path, which is for passes that take pages and models without windows; 0: none does.
@@ -48,8 +64,14 @@ class Runner:
             max_blocks=max_blocks_per_request,
             max_rows=max_requests,
         )
+        self._lead = lead
         self.last_times = StepTimes()
         self.steps_by_path: Counter[str] = Counter()  # "decode", the fast path, and "varlen", any batch
+
+    @property
+    def leads(self) -> bool:
+        """Whether other processes compute the same steps, by `forward`."""
+        return self._lead is not None
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan, carried: Mapping[int, int] = NOTHING_CARRIED) -> torch.Tensor:
@@ -64,7 +86,8 @@ class Runner:
         if not isinstance(self._forward, GraphForward) and self._batch_device != self._device:
             batch = batch.copied(self._device)
         built = time.monotonic_ns()
-        logits = self._forward(batch)
+        with nullcontext() if self._lead is None else self._lead.in_step(plan, carried):
+            logits = self._forward(batch)
         self.last_times = StepTimes(build_ns=built - began, forward_ns=time.monotonic_ns() - built)
         return logits
 

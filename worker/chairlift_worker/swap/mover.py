@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -12,9 +12,15 @@ from chairlift_worker.plan import Moves
 class SwapMover:
     """Owns the pool's bytes: (slots, elements of a sector), allocated once and written once, so that they are there."""
 
-    def __init__(self, *, sectors: torch.Tensor, num_slots: int) -> None:
-        """`sectors` is the cache's memory, (sectors, elements). Pinned where that means something."""
+    def __init__(
+        self, *, sectors: torch.Tensor, num_slots: int, on_move: Callable[[Moves], None] | None = None
+    ) -> None:
+        """`sectors` is the cache's memory, (sectors, elements). Pinned where that means something.
+
+        `on_move` is told of what is about to be copied.
+        """
         self._sectors = sectors
+        self._on_move = on_move
         pinned = sectors.device.type == "cuda"
         self._slots = torch.empty((num_slots, sectors.shape[1]), dtype=sectors.dtype, pin_memory=pinned)
         self._slots.zero_()
@@ -25,6 +31,8 @@ class SwapMover:
         That is before the step writes anything. On a GPU the copies are done in the order of the stream, and nobody has
         waited for them afterwards.
         """
+        if self._on_move is not None and (moves.outs or moves.ins):
+            self._on_move(moves)
         for sector, slot, length in contiguous_runs(moves.outs):
             self._slots[slot : slot + length].copy_(self._sectors[sector : sector + length], non_blocking=True)
         for slot, sector, length in contiguous_runs(moves.ins):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -57,6 +58,7 @@ def main() -> int:
         return 1
     finally:
         channel.close()
+        gc.freeze()  # or the interpreter, before it ends, looks through all of torch for what it could give back
 
 
 # Imports inside these: torch takes seconds, and the parent's death must be watched before that.
@@ -77,8 +79,9 @@ def _serve(channel: WorkerChannel, settings: WorkerSettings, arguments: argparse
         return 1
     channel.send_result(encode(parts.ready), heartbeat=channel.status.beat)
     make_engine(parts, channel).run()
-    if parts.leader is not None:
+    if parts.leader is not None and group is not None:
         parts.leader.end()
+        group.close()
     return 0
 
 
@@ -97,6 +100,7 @@ def _follow(channel: RankChannel, settings: WorkerSettings, rank: int) -> int:
         _log.warning("rank ends", reason=str(error) or type(error).__name__)  # as rank 0 says to the service
         return 1
     follower.run()
+    group.close()
     return 0
 
 

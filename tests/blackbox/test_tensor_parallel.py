@@ -141,6 +141,14 @@ def test_one_rank_samples_for_all(server: LiveServer) -> None:
     assert off < LOGPROB_BOUND
 
 
+def test_ranks_listen_on_loopback_alone(server: LiveServer) -> None:
+    with Client(server.target) as client:
+        pids = client.get_server().worker_pids
+    sockets = [connection for pid in pids for connection in psutil.Process(pid).net_connections("inet")]
+    assert sockets
+    assert {connection.laddr.ip.removeprefix("::ffff:") for connection in sockets} == {"127.0.0.1"}
+
+
 def test_a_stream_that_is_left_leaves_nothing_in_any_rank(server: LiveServer) -> None:
     with Client(server.target) as client:
         client.get_model()

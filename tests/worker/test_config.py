@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.compile_choice import CompileOptions
@@ -232,3 +233,21 @@ def test_logits_of_drafts_are_paid_for_before_the_cache_is() -> None:
     buffers = 512 * 40_000 + 8 * 10 * 400_000
     config = resolved(free=3 * GIB, speculative="ngram", max_requests_per_batch=10)
     assert config.num_blocks == (int(3 * GIB * 0.8) - buffers) // page_bytes
+
+
+def test_ranks_share_what_the_machine_has() -> None:
+    """Three ranks with a third of the heads, and of the memory, each: as many pages as one rank has."""
+    shares = {"layers": (LayerFacts(num_kv_heads=1, head_dim=64, sliding_window=None),) * 30}
+    alone = resolved(free=100 * GIB, cpu_offload_space=1.5)
+    free = FreeMemory(100 * GIB, "free in this test").shared_by(3)
+    assert free.num_bytes == 100 * GIB // 3
+    split = resolved(free=free.num_bytes, model=shares, tp_size=3, cpu_offload_space=1.5)
+    assert split.num_blocks == alone.num_blocks
+    assert split.num_swap_blocks == alone.num_swap_blocks
+    assert split.layout.sector_elements * 3 == alone.layout.sector_elements
+
+
+@pytest.mark.parametrize("settings", [{}, {"speculative": "ngram", "cpu_offload_space": 0.5}])
+def test_other_ranks_read_the_resolved_settings_as_they_are(settings: dict[str, Any]) -> None:
+    config = resolved(model={"layers": GEMMA}, tp_size=3, **settings)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=WorkerConfig) == config

@@ -270,13 +270,14 @@ def _note_plain(settings: WorkerSettings, log: SettingLog) -> None:
         "use_async_batching",
         "return_logprobs",
         "tp_size",
-        "cpu_group_timeout",
         "trust_remote_code",
         "log_level",
         "log_format",
     ):
         value = getattr(settings, name)
         log.note(name, "unset" if value is None else value, "as set, or the default")
+    alone = "; there is but one rank, which waits for nobody" if settings.tp_size == 1 else ""
+    log.note("cpu_group_timeout", settings.cpu_group_timeout, f"as set, or the default{alone}")
     log.note("model_config", ", ".join(settings.model_config) or "unset", "as set, or the default")
     if settings.fault_injection:
         log.note("fault_injection", settings.fault_injection, "as set: this worker makes faults on purpose")

@@ -1,12 +1,8 @@
-"""What cannot be split is refused by name, before weights are read."""
+"""What does not go with several ranks is refused by name, before weights are read."""
 
 from __future__ import annotations
 
-from transformers import PreTrainedConfig
-
 from chairlift_worker.ipc.settings import WorkerSettings
-from chairlift_worker.model.checks import text_config
-from chairlift_worker.model.errors import ModelError
 from chairlift_worker.setting_log import SettingError
 
 
@@ -31,21 +27,3 @@ def check_settings(settings: WorkerSettings) -> None:
         if is_asked:
             value = getattr(settings, name)
             raise SettingError(f"{name} = {value}: not with tp_size = {settings.tp_size}: {why}")
-
-
-def check_split(model: str, config: PreTrainedConfig, tp_size: int) -> None:
-    """Raises ModelError for a model whose layers cannot be shared by so many ranks."""
-    if tp_size == 1:
-        return
-    text = text_config(config)
-    if not text.base_model_tp_plan:
-        raise ModelError(
-            f"model = {model}: tp_size = {tp_size}: transformers has no tensor parallel plan for {text.model_type}"
-        )
-    heads = text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    if kv_heads % tp_size or heads % tp_size:
-        raise ModelError(
-            f"model = {model}: tp_size = {tp_size} does not divide its {kv_heads} key-value heads "
-            f"(and {heads} query heads)"
-        )

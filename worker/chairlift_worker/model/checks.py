@@ -42,6 +42,24 @@ def check_config(model: str, config: PreTrainedConfig) -> None:
         raise ModelError(f"model = {model}: layers of type {', '.join(strange)} are not supported")
 
 
+def check_split(model: str, config: PreTrainedConfig, tp_size: int) -> None:
+    """Raises ModelError for a model whose layers cannot be shared by so many ranks."""
+    if tp_size == 1:
+        return
+    text = text_config(config)
+    if not text.base_model_tp_plan:
+        raise ModelError(
+            f"model = {model}: tp_size = {tp_size}: transformers has no tensor parallel plan for {text.model_type}"
+        )
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    if kv_heads % tp_size or heads % tp_size:
+        raise ModelError(
+            f"model = {model}: tp_size = {tp_size} does not divide its {kv_heads} key-value heads "
+            f"(and {heads} query heads)"
+        )
+
+
 def check_loading(model: str, info: Mapping[str, Any]) -> None:
     """Raises ModelError if the files did not hold every tensor of the model, in its shape."""
     missing = sorted(info["missing_keys"])

@@ -13,9 +13,8 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
-from chairlift_worker.distributed.checks import check_split
 from chairlift_worker.ipc.settings import WorkerSettings
-from chairlift_worker.model.checks import check_config, check_loading, check_windows, text_config
+from chairlift_worker.model.checks import check_config, check_loading, check_split, check_windows, text_config
 from chairlift_worker.model.dtype import choose_dtype
 from chairlift_worker.model.errors import ModelError, told_in_one_line
 from chairlift_worker.model.files import INDEX, check_folder, check_named, indexed_names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import torch
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.attention.metadata import PageRows
@@ -16,12 +17,11 @@ from chairlift_worker.distributed.messages import (
     RankWeightsMsg,
     decode,
     encode,
-    moves_of,
     step_message,
     step_plan,
 )
 from chairlift_worker.kv.layout import make_layout
-from chairlift_worker.plan import Moves, RowPlan, SampleSpec, StepPlan
+from chairlift_worker.plan import Moves, PromptSpan, RowPlan, SampleSpec, StepPlan
 from chairlift_worker.runner.batch import BatchBuilder
 
 FULL = LayerFacts(num_kv_heads=2, head_dim=8, sliding_window=None)
@@ -65,6 +65,7 @@ def test_another_rank_makes_the_same_batch_of_it() -> None:
             row(4, 0, 7),
             row(5, 12, 5, samples=False),
             row(6, 20, 4, drafts=(7, 8, 9)),
+            msgspec.structs.replace(row(7, 2, 9), scored=PromptSpan(index=4, num_tokens=5, num_top=2)),
         ),
     )
     carried = {2: 77}
@@ -93,9 +94,6 @@ def test_a_row_that_could_not_be_sampled_carries_token_0_to_all_ranks() -> None:
 
 
 def test_everything_else_comes_as_it_was_sent() -> None:
-    moves = Moves(outs=((1, 2), (3, 4)), ins=((5, 6),))
-    told = decode(encode(RankMovesMsg(outs=moves.outs, ins=moves.ins)))
-    assert isinstance(told, RankMovesMsg)
-    assert moves_of(told) == moves
-    for message in (RankWeightsMsg(folder="/a"), RankReadyMsg(timeout_s=None), RankBeatMsg(), RankEndMsg()):
+    moves = RankMovesMsg(moves=Moves(outs=((1, 2), (3, 4)), ins=((5, 6),), copies=((7, 8),)))
+    for message in (moves, RankWeightsMsg(folder="/a"), RankReadyMsg(timeout_s=None), RankBeatMsg(), RankEndMsg()):
         assert decode(encode(message)) == message

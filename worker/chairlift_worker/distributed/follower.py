@@ -14,7 +14,6 @@ from chairlift_worker.distributed.messages import (
     RankStepMsg,
     RankWeightsMsg,
     decode,
-    moves_of,
     step_plan,
 )
 from chairlift_worker.distributed.weights import SplitWeights
@@ -49,8 +48,8 @@ class Follower:
                     running = Phase.RUNNING if phase is Phase.IDLE else phase
                     self._status.set(phase=running, planned_tokens=plan.num_tokens, step=plan.step)
                     self._runner.forward(plan)
-                case RankMovesMsg() as message:
-                    self._mover.move(moves_of(message))
+                case RankMovesMsg(moves):
+                    self._mover.move(moves)
                 case RankWeightsMsg(folder):
                     self._update(folder)
                 case RankReadyMsg(timeout_s):

@@ -45,7 +45,7 @@ class Leader:
     def move(self, moves: Moves) -> None:
         """Has the others make these copies."""
         with self._turn:
-            self._tell(RankMovesMsg(outs=moves.outs, ins=moves.ins))
+            self._tell(RankMovesMsg(moves=moves))
 
     @contextlib.contextmanager
     def in_update(self, folder: str) -> Iterator[None]:

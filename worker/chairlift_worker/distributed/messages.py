@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from chairlift_worker.plan import Moves, RowPlan, SampleSpec, StepPlan
+from chairlift_worker.plan import Moves, PromptSpan, RowPlan, SampleSpec, StepPlan
 
 _NOBODY: Final = 0  # a uid, of which the service gives none
 # That a row samples is all that is looked at.
@@ -25,6 +25,7 @@ class RankRowMsg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int
     tables: tuple[bytes, ...]  # int32, native order: one for each group of layers, as far as the row looks
     num_sampled: int
+    scored: PromptSpan | None
 
 
 class RankStepMsg(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):
@@ -35,10 +36,9 @@ class RankStepMsg(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=F
 
 
 class RankMovesMsg(msgspec.Struct, frozen=True, array_like=True, tag="moves", gc=False):
-    """Copy these sectors, each rank its part of them; see `Moves`."""
+    """Copy these sectors, each rank its part of them."""
 
-    outs: tuple[tuple[int, int], ...]
-    ins: tuple[tuple[int, int], ...]
+    moves: Moves
 
 
 class RankWeightsMsg(msgspec.Struct, frozen=True, array_like=True, tag="weights", gc=False):
@@ -87,18 +87,19 @@ def step_plan(message: RankStepMsg) -> StepPlan:
     return StepPlan(step=message.step, rows=tuple([_row_plan(row) for row in message.rows]))
 
 
-def moves_of(message: RankMovesMsg) -> Moves:
-    """The copies that another rank makes."""
-    return Moves(outs=message.outs, ins=message.ins)
-
-
 def _row_message(row: RowPlan, carried: Mapping[int, int], sector_lens: tuple[int, ...]) -> RankRowMsg:
     tokens = row.tokens[row.start : row.start + row.num_known - row.carry]
     # A row that could not be sampled carries none: what follows from it will be dropped.
     tokens.extend([max(0, carried[row.uid])] if row.carry else row.drafts)
     end = row.start + row.num_tokens
     tables = [table[: -(-end // length)].tobytes() for table, length in zip(row.tables, sector_lens, strict=True)]
-    return RankRowMsg(tokens=tokens.tobytes(), start=row.start, tables=tuple(tables), num_sampled=row.num_sampled)
+    return RankRowMsg(
+        tokens=tokens.tobytes(),
+        start=row.start,
+        tables=tuple(tables),
+        num_sampled=row.num_sampled,
+        scored=row.scored,
+    )
 
 
 def _row_plan(row: RankRowMsg) -> RowPlan:
@@ -115,4 +116,5 @@ def _row_plan(row: RankRowMsg) -> RowPlan:
         tables=tables,
         sample=_SAMPLED if row.num_sampled else None,
         drafts=tuple(tokens[len(tokens) - num_drafts :]),
+        scored=row.scored,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from chairlift_worker.plan import Moves
+from chairlift_worker.plan import NO_MOVES, Moves
 
 
 class SwapMover:
@@ -31,7 +31,7 @@ class SwapMover:
         That is before the step writes anything. On a GPU the copies are done in the order of the stream, and nobody has
         waited for them afterwards.
         """
-        if self._on_move is not None and (moves.outs or moves.ins):
+        if self._on_move is not None and moves != NO_MOVES:
             self._on_move(moves)
         for sector, slot, length in contiguous_runs(moves.outs):
             self._slots[slot : slot + length].copy_(self._sectors[sector : sector + length], non_blocking=True)

@@ -13,7 +13,7 @@ import structlog
 from chairlift_worker.ipc.logs import for_terminal, setup_logging
 
 from chairlift_service.app import ServiceFailedError, run
-from chairlift_service.config import ConfigError, load
+from chairlift_service.config import ConfigError, check_model, load
 from chairlift_service.listeners import ListenError
 from chairlift_service.tracing import TracingError
 from chairlift_service.watched import FileError
@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None, *, worker_command: Sequence[str] = C
     """The program; returns its exit code. `worker_command` replaces the worker's program, for tests."""
     try:
         configuration = load(sys.argv[1:] if argv is None else argv, os.environ)
+        if not configuration.print_config:
+            check_model(configuration)
     except ConfigError as error:
         return _fail(str(error), EXIT_WRONG_USE)
     if configuration.print_config:

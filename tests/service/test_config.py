@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 from chairlift_service.addresses import TcpAddress, UnixAddress
-from chairlift_service.config import ConfigError, ServiceSettings, load
+from chairlift_service.config import ConfigError, ServiceSettings, check_model, load
 from chairlift_worker.ipc.settings import WorkerSettings
 
 MODEL = ["--model", "demo"]
+
+
+def test_a_model_that_is_a_path_must_be_there(tmp_path: Path) -> None:
+    for model in (str(tmp_path), "demo", "owner/name"):
+        check_model(load(["--model", model], {}))
+    with pytest.raises(ConfigError, match=r"model = \./not/there \(from --model\): no such folder or file"):
+        check_model(load(["--model", "./not/there"], {}))
 
 
 def test_the_documented_defaults_hold() -> None:
@@ -117,7 +124,6 @@ def test_entries_with_commas_are_a_json_array_in_the_environment() -> None:
         ([*MODEL, "--page-size", "many"], {}, ["page_size = many", "--page-size"]),
         ([*MODEL, "--page-size", ""], {}, ["page_size = ''", "--page-size"]),
         (["--model", ""], {}, ["model = ''", "--model"]),
-        (["--model", "./not/there"], {}, ["model = ./not/there", "--model", "no such folder or file"]),
         ([*MODEL, "--page-size", "99999999999"], {}, ["page_size = 99999999999", "<= 65536"]),
         ([*MODEL, "--max-batch-tokens", "99999999999999"], {}, ["max_batch_tokens = 99999999999999", "<= 1048576"]),
         ([*MODEL, "--num-threads", "100000"], {}, ["num_threads = 100000", "<= 4096"]),

@@ -71,7 +71,8 @@ async def test_times_are_as_long_as_the_caller_waited() -> None:
         whole = value(samples, "request_seconds_sum")
         assert gaps < whole < waited
         assert whole < value(samples, "grpc_call_seconds_sum", method=GENERATE)
-        assert value(samples, "inter_token_seconds_bucket", le="0.015") == 0
+        # A token that was noticed late makes the gap behind it seem shorter.
+        assert value(samples, "inter_token_seconds_bucket", le="0.015") < 5
         assert value(samples, "inter_token_seconds_bucket", le="+Inf") == 10
 
 

@@ -70,7 +70,6 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Configuration:
     listen, admin_listen, metrics_listen = _addresses(service, origins)
     _check_tls(service, origins)
     _check_gateway(service, origins)
-    _check_model(values["model"], origins)
     return Configuration(
         service=service,
         worker=WorkerSettings(**{field.name: values[field.name] for field in _WORKER_FIELDS}),
@@ -138,10 +137,11 @@ def _check_tls(service: ServiceSettings, origins: Mapping[str, str]) -> None:
         raise ConfigError(f"insecure = true (from {origins['insecure']}): tls_cert says the opposite; give one of them")
 
 
-def _check_model(model: str, origins: Mapping[str, str]) -> None:
+def check_model(configuration: Configuration) -> None:
     """What is clearly a path must be there; the worker, which knows more, takes seconds to say so."""
+    model = configuration.worker.model
     if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
-        raise ConfigError(f"model = {one_line(model)} (from {origins['model']}): no such folder or file")
+        raise ConfigError(f"model = {one_line(model)} (from {configuration.origins['model']}): no such folder or file")
 
 
 def _check_gateway(service: ServiceSettings, origins: Mapping[str, str]) -> None:

@@ -54,6 +54,22 @@ REQUESTS = [
     request(text="the quick brown fox"),
     request(token_ids={"ids": [5, 6, 300, 7]}, request_id="a", session="s", priority=2, seed=7),
     request(token_ids={"ids": [9]}, sampling={"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1}),
+    request(
+        token_ids={"ids": [9, 5, 9]},
+        sampling={
+            "repetition_penalty": 1.2,
+            "presence_penalty": 0.5,
+            "frequency_penalty": -0.5,
+            "logit_bias": {7: 2.5},
+            "no_repeat_ngram_size": 2,
+            "banned_words": ["fox", "a b"],
+            "banned_sequences": [{"ids": [5, 6]}],
+        },
+        stop={"min_new_tokens": 2},
+        logprobs={"top_n": 5, "source": request_pb2.LOGPROB_SOURCE_RAW},
+    ),
+    # Without what might leave nothing to choose in the end, which is told as NUMERICAL_ERROR.
+    request(token_ids={"ids": [9]}, sampling={"allowed_token_ids": range(5, 300), "banned_token_ids": [6]}),
     request(text="x", stop={"token_ids": [7, 8], "ignore_eos": True}, logprobs={"top_n": 1}, output={"text": True}),
     request(
         chat={

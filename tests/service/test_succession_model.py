@@ -71,13 +71,16 @@ class PlayedWorker:
         loop = asyncio.get_running_loop()
         self.link = PlayedLink(books)
         self.present: frozenset[int] = frozenset()
-        self.channel = SimpleNamespace(roll=SimpleNamespace(read=lambda: self.present), status=None, close=lambda: None)
+        self.channel = SimpleNamespace(roll=SimpleNamespace(read=lambda: self.present), status=None)
         self.supervisor = SimpleNamespace(lost=loop.create_future(), pids=(1,), start=self._start)
 
     async def _start(self) -> Any:
         return SimpleNamespace(model=MODEL, settings=())
 
     async def end(self, *, patience_s: float) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

@@ -78,6 +78,23 @@ def test_a_record_is_one_line(log_format: str) -> None:
         assert all(line in starts or line.startswith("  | ") for line in lines)
 
 
+def test_what_libraries_log_is_one_record_each() -> None:
+    program = """
+import json, sys
+from chairlift_worker.ipc.logs import adopt_libraries, setup_logging
+setup_logging(log_format="json")
+from huggingface_hub.utils import logging as of_the_hub
+from transformers.utils import logging as of_transformers
+adopt_libraries()
+for text in json.loads(sys.argv[1]):
+    of_transformers.get_logger("transformers.models.any").warning(text)
+    of_the_hub.get_logger("huggingface_hub.any").warning(text)
+"""
+    command = [sys.executable, "-c", program, json.dumps(list(HOSTILE.values()))]
+    lines = lines_of(subprocess.run(command, capture_output=True, check=True, timeout=60).stderr)
+    assert [json.loads(line)["event"] for line in lines] == [text for text in HOSTILE.values() for _ in range(2)]
+
+
 @pytest.mark.parametrize("text", ["", "plain text", "příliš žluťoučký 東京 🚀"])
 def test_what_is_printable_stays_as_it_is(text: str) -> None:
     assert for_terminal(text) == text

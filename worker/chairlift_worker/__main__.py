@@ -15,7 +15,7 @@ import structlog
 
 from chairlift_worker.distributed.errors import RanksApartError
 from chairlift_worker.ipc.channel import ServiceGoneError, WorkerChannel
-from chairlift_worker.ipc.logs import setup_logging
+from chairlift_worker.ipc.logs import adopt_libraries, setup_logging
 from chairlift_worker.ipc.messages import StartFailedMsg, encode
 from chairlift_worker.ipc.rank_channel import RankChannel
 from chairlift_worker.ipc.settings import WorkerSettings
@@ -70,6 +70,7 @@ def _serve(channel: WorkerChannel, settings: WorkerSettings, arguments: argparse
     from chairlift_worker.model.errors import ModelError  # noqa: PLC0415
     from chairlift_worker.setting_log import SettingError  # noqa: PLC0415
 
+    adopt_libraries()
     try:
         group = join(settings, listen_fd=arguments.listen_fd)
         parts = build(settings, channel, incarnation=arguments.incarnation, group=group)
@@ -91,6 +92,7 @@ def _follow(channel: RankChannel, settings: WorkerSettings, rank: int) -> int:
     from chairlift_worker.model.errors import ModelError  # noqa: PLC0415
     from chairlift_worker.setting_log import SettingError  # noqa: PLC0415
 
+    adopt_libraries()
     structlog.contextvars.bind_contextvars(rank=rank)
     try:
         group = join(settings)

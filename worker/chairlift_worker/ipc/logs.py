@@ -60,6 +60,17 @@ def setup_logging(*, level: LogLevel = "info", log_format: LogFormat = "auto") -
     root.setLevel(number)
 
 
+def adopt_libraries() -> None:
+    """Takes away the handlers that libraries brought along when they were imported.
+
+    Or they write lines of their own beside the records, transformers and huggingface_hub with names out of model files.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            logger.propagate = True
+
+
 def _escaped(_logger: Any, _method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """The record with its strings escaped, names included."""
     return {

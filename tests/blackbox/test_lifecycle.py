@@ -317,11 +317,16 @@ def expect_logprobs(folder: Path, number: int, ids: list[int], logprobs: list[fl
         assert math.isclose(logprob, float(logits[first + offset - 1, whole[first + offset]]), abs_tol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "processors",
+    [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "no_repeat_ngram_size": 2, "min_new_tokens": 90}],
+    ids=["plain", "processors"],
+)
 def test_seeded_sampling_goes_on_with_the_new_weights_as_if_it_had_begun_there(
-    client: Client, admin: AdminClient, folders: dict[str, Path]
+    client: Client, admin: AdminClient, folders: dict[str, Path], processors: dict[str, float]
 ) -> None:
     """The noise belongs to seed and token index: an update in the middle to the same weights changes nothing."""
-    options = {"temperature": 0.9, "top_k": 20, "seed": 7}
+    options = {"temperature": 0.9, "top_k": 20, "seed": 7, **processors}
     undisturbed = client.complete(prompt(2), max_new_tokens=100, **{**GREEDY, **options})
     reader = Reader.of(client, 2, 100, **options)
     reader.wait_for(5)

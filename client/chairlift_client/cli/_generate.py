@@ -26,11 +26,6 @@ def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--ids", type=_input.token_ids, metavar="1,2,3", help="the prompt as token ids")
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
     add_sampling(parser)
-    parser.add_argument(
-        "--stop-token-ids", type=_input.token_ids, metavar="1,2,3", help="further ids that end the answer"
-    )
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="a text that ends the answer; repeatable")
-    parser.add_argument("--include-stop", action="store_true", default=None, help="show the stop that ended it")
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop at the model's EOS")
     parser.add_argument(
         "--logprobs", type=int, metavar="N", help="log-probabilities of the N likeliest tokens; needs --json"
@@ -82,9 +77,6 @@ def _request_options(options: argparse.Namespace) -> GenerateOptions:
     output = options.output or ("both" if options.json else "text")
     return GenerateOptions(
         **read_sampling(options),
-        stop_token_ids=options.stop_token_ids,
-        stop=options.stop,
-        include_stop=options.include_stop,
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,
         logprob_source=options.logprob_source,

@@ -33,6 +33,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         help="a run of ids that may not come; repeatable",
     )
     parser.add_argument("--min-new-tokens", type=int, metavar="N", help="nothing stops the answer before")
+    parser.add_argument(
+        "--stop-token-ids", type=_input.token_ids, metavar="1,2,3", help="further ids that end the answer"
+    )
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="a text that ends the answer; repeatable")
+    parser.add_argument("--include-stop", action="store_true", default=None, help="show the stop that ended it")
     parser.add_argument("--seed", type=int, metavar="N", help="of the sampling noise")
     parser.add_argument("--deadline", type=_input.positive_float, metavar="SECONDS", help="of each answer")
 
@@ -55,5 +60,8 @@ def read_sampling(options: argparse.Namespace) -> GenerateOptions:
         banned_words=options.banned_words,
         banned_sequences=options.banned_sequences,
         min_new_tokens=options.min_new_tokens,
+        stop_token_ids=options.stop_token_ids,
+        stop=options.stop,
+        include_stop=options.include_stop,
         seed=options.seed,
     )

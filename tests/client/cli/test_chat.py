@@ -29,6 +29,12 @@ def test_what_a_pipe_brings_is_one_message(server: FakeServer) -> None:
     assert "user: two\nlines\nassistant: " in chairlift(*args, stdin="two\nlines\n").stdout
 
 
+def test_answers_end_at_a_stop(server: FakeServer) -> None:
+    args = ["chat", "--max-new-tokens", "60", "--stop", "lines", "--target", server.target]
+    assert chairlift(*args, stdin="two\nlines\n").stdout == "user: two\n\n"
+    assert chairlift(*args, "--include-stop", stdin="two\nlines\n").stdout == "user: two\nlines\n"
+
+
 def test_each_line_of_json_is_answered_and_remembered(server: FakeServer) -> None:
     lines = [
         {"role": "user", "content": "a"},

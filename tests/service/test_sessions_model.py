@@ -23,7 +23,7 @@ from support.books import Books, ending, step
 
 NAMES = ("a", "b", "c", "d")
 SESSIONS = ("s", "t")
-MANY = 3  # kept results that there is room for, about
+MANY = 2  # kept results that there is room for, about
 TURNS = 12  # of the event loop, in which every reader has read all there is
 
 

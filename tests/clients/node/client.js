@@ -3,10 +3,10 @@ import { fileURLToPath } from "node:url";
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
 
-const protos = fileURLToPath(new URL("../../../protos", import.meta.url));
+const protos = ["", "/vendored"].map((folder) => fileURLToPath(new URL(`../../../protos${folder}`, import.meta.url)));
 const definition = protoLoader.loadSync(
   ["chairlift/v1/generation_service.proto", "google/rpc/error_details.proto", "grpc/health/v1/health.proto"],
-  { includeDirs: [protos], keepCase: true, enums: String, longs: String },
+  { includeDirs: protos, keepCase: true, enums: String, longs: String },
 );
 const api = grpc.loadPackageDefinition(definition);
 const address = process.argv[2];

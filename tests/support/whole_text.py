@@ -49,7 +49,7 @@ def minus_prompt(library: tokenizers.Tokenizer, prompt: Sequence[int], output: S
     tail = b""
     while visible and visible[-1] in made.BYTES:
         tail = bytes([int(visible.pop()[3:5], 16)]) + tail
-    base = len(before) - len(_fallback_text(tail))
+    base = max(0, len(before) - len(_fallback_text(tail)))  # a space at the very beginning has no text
     run = tail + _leading_bytes(library, output, skip=skip)
     try:
         run.decode()

@@ -84,8 +84,11 @@ class WindowedText:
         raw = bytes(self._byte(token_id) or 0 for token_id in self._run)
         try:
             raw.decode()
-        except UnicodeDecodeError:
-            return self._num_told + self._num_prompt_run  # one U+FFFD for each byte
+        except UnicodeDecodeError:  # one U+FFFD for each byte
+            before = self._decode(self._window + self._run[: self._num_prompt_run])
+            if self._decode(self._window + self._run).startswith(before):  # whose first byte, a space, has no text
+                return len(before)
+            return self._num_told + self._num_prompt_run
         utf8 = _UTF8()
         utf8.decode(raw[: self._num_prompt_run])
         num_whole = self._num_prompt_run - len(utf8.getstate()[0])

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from chairlift_service.text.detokenizer import Detokenizer
 from chairlift_service.text.tokenizer import Tokenizer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import tokenizer_files as made
 from support.whole_text import BUILDERS, cases, minus_prompt, pair
@@ -37,6 +37,9 @@ def pieces(
 
 
 @given(cases())
+@example((made.byte_fallback, [35], [131], False, 1))  # a space, which has no text at the beginning, and no UTF-8
+@example((made.byte_fallback, [35, 36], [131], False, 1))
+@example((made.byte_fallback, [36], [131], False, 1))
 @settings(max_examples=700, deadline=None)
 def test_joined_pieces_are_the_whole_decode_minus_the_prompts(case) -> None:
     build, prompt, output, skip, interval = case

@@ -59,6 +59,7 @@ def accepted(message: event_pb2.Accepted) -> Accepted:
         sampling=_sampling(message.sampling),
         state=RequestState(message.state),
         min_new_tokens=message.min_new_tokens,
+        num_choices=message.num_choices or 1,  # a service that does not know of choices gives one
     )
 
 
@@ -75,10 +76,17 @@ def _sampling(message: request_pb2.SamplingParams) -> Sampling:
 
 def logprobs(message: event_pb2.Delta) -> tuple[TokenLogprobs, ...]:
     """The log-probabilities of a delta, one entry a token."""
-    return tuple(
-        TokenLogprobs(chosen=entry.chosen, top=tuple((top.token_id, top.logprob) for top in entry.top))
-        for entry in message.logprobs
-    )
+    return tuple(_token_logprobs(entry) for entry in message.logprobs)
+
+
+def prompt_logprobs(message: event_pb2.Delta) -> tuple[TokenLogprobs | None, ...]:
+    """Those of the prompt that a delta brings; None for the prompt's first token."""
+    first = message.prompt_index
+    return tuple(_token_logprobs(entry) if first + i else None for i, entry in enumerate(message.prompt_logprobs))
+
+
+def _token_logprobs(entry: event_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(chosen=entry.chosen, top=tuple((top.token_id, top.logprob) for top in entry.top))
 
 
 def delta(message: event_pb2.Delta) -> Delta:
@@ -91,6 +99,8 @@ def delta(message: event_pb2.Delta) -> Delta:
         token_ids=tuple(message.token_ids),
         logprobs=logprobs(message),
         state=RequestState(message.state),
+        prompt_logprobs=prompt_logprobs(message),
+        prompt_index=message.prompt_index,
     )
 
 
@@ -158,6 +168,7 @@ def result(message: generation_service_pb2.CompleteResponse) -> Result:
                 token_ids=tuple(choice.output.token_ids),
                 logprobs=logprobs(choice.output),
                 finished=finished(choice.finished),
+                prompt_logprobs=prompt_logprobs(choice.output),
             )
             for choice in message.choices
         ),

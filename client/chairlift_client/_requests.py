@@ -21,7 +21,9 @@ class GenerateOptions(TypedDict, total=False):
     """
 
     max_new_tokens: int | None
-    """At least 1; lowered to what fits."""
+    """At least 1; lowered to what fits. 0 with `prompt_logprobs`: score the prompt, and generate nothing."""
+    num_choices: int | None
+    """Independent answers to give, 1 to 128; the prompt is computed once."""
     temperature: float | None
     """At least 0; 0 is greedy."""
     top_k: int | None
@@ -62,6 +64,8 @@ class GenerateOptions(TypedDict, total=False):
     """Nothing stops the generation before it has so many tokens."""
     logprobs: int | None
     """1: return the log-probability of each token; more, up to 128: of so many of the likeliest at its place."""
+    prompt_logprobs: int | None
+    """The same of the prompt's tokens, by the model's own distribution. 0: none."""
     logprob_source: Literal["processed", "raw"] | None
     """Of the distribution that was sampled from, or of the model's own."""
     request_id: str | None
@@ -85,6 +89,7 @@ class GenerateOptions(TypedDict, total=False):
 # Where each scalar option goes: the submessage ("" is the request itself) and the field in it.
 _FIELDS = {
     "max_new_tokens": ("", "max_new_tokens"),
+    "num_choices": ("", "num_choices"),
     "seed": ("", "seed"),
     "request_id": ("", "request_id"),
     "session": ("", "session"),
@@ -101,6 +106,7 @@ _FIELDS = {
     "min_new_tokens": ("stop", "min_new_tokens"),
     "include_stop": ("stop", "include_stop"),
     "logprobs": ("logprobs", "top_n"),
+    "prompt_logprobs": ("logprobs", "prompt_top_n"),
     "return_text": ("output", "text"),
     "return_token_ids": ("output", "token_ids"),
     "skip_special_tokens": ("output", "skip_special_tokens"),

@@ -101,6 +101,7 @@ class Accepted:
     sampling: Sampling
     state: RequestState
     min_new_tokens: int = 0
+    num_choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New tokens of one choice: `num_tokens` of them, from output index `index` on."""
+    """New tokens of one choice: `num_tokens` of them, from output index `index` on.
+
+    Or, before them and in choice 0 alone, `prompt_logprobs` of the prompt's tokens from `prompt_index` on; None for the
+    first token of the prompt, which nothing stands before.
+    """
 
     choice: int
     index: int
@@ -122,6 +127,8 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     state: RequestState
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +191,13 @@ class Choice:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finished: Finished
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Of the prompt's tokens, if asked; in the first choice alone. None for the first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer of `complete`. The properties speak of the first choice."""
+    """The answer of `complete`. The properties but `choices` speak of the first choice."""
 
     accepted: Accepted
     choices: tuple[Choice, ...]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 from chairlift.v1 import event_pb2, info_service_pb2, request_pb2
 from chairlift_worker.ipc.messages import (
     NO_DEADLINE,
     AddRequestMsg,
     EndingMsg,
     EndingReason,
+    ForkMsg,
     ModelCardMsg,
     ResumedMsg,
     SettingMsg,
@@ -18,7 +20,9 @@ from chairlift_worker.ipc.messages import (
 
 from chairlift_service import errors
 from chairlift_service.errors import Reason, ServiceError
+from chairlift_service.requests.prompt_log import PromptEntry
 from chairlift_service.requests.top_logprobs import Top
+from chairlift_service.sampling import choice_seed
 from chairlift_service.validate import ValidRequest
 
 
@@ -29,13 +33,23 @@ def add_request_msg(
     arrival_ns: int,
     deadline_ns: int = NO_DEADLINE,
     resumed: ResumedMsg | None = None,
+    fork_uids: Sequence[int] = (),
+    fork: tuple[int, int] = (0, 0),
 ) -> AddRequestMsg:
-    """The worker's form of a request; `resumed` is what came of it so far, where another worker had it before."""
+    """The worker's form of a request; `resumed` is what came of it so far, where another worker had it before.
+
+    With `fork_uids` it asks for all choices at once, those from 1 on by these uids; with `fork` for one of them: its
+    number, and the uid of choice 0.
+    """
+    choice, head_uid = fork
+    seed = request.sampling.seed
     return AddRequestMsg(
         uid=uid,
         prompt=request.prompt_ids.tobytes(),
         max_new_tokens=request.max_new_tokens,
-        sampling=request.sampling,
+        sampling=msgspec.structs.replace(request.sampling, seed=choice_seed(seed, choice))
+        if choice
+        else request.sampling,
         stop_ids=request.stop_ids,
         logprobs=request.want_logprobs,
         arrival_ns=arrival_ns,
@@ -44,6 +58,9 @@ def add_request_msg(
         resumed=resumed,
         top_logprobs=request.top_logprobs,
         raw_logprobs=request.raw_logprobs,
+        prompt_logprobs=0 if choice else request.prompt_top_n,
+        forks=tuple(ForkMsg(uid=each, seed=choice_seed(seed, i)) for i, each in enumerate(fork_uids, start=1)),
+        fork_of=head_uid if choice else 0,
     )
 
 
@@ -66,6 +83,7 @@ def accepted(
         sampling=told,
         state=state,
         min_new_tokens=request.min_new_tokens,
+        num_choices=request.num_choices,
     )
 
 
@@ -78,13 +96,14 @@ def delta(
     logprobs: Sequence[float],
     state: event_pb2.RequestState,
     tops: Sequence[Top] = (),
+    choice: int = 0,
 ) -> event_pb2.Delta:
     """Newly generated tokens, in the forms that the request wants.
 
     `index` is that of the first token; `text` is what these tokens completed. `logprobs` has one entry for each
     token if the request wants them, and is not looked at otherwise; so has `tops` if it wants more than those.
     """
-    message = event_pb2.Delta(index=index, num_tokens=len(token_ids), state=state)
+    message = event_pb2.Delta(choice=choice, index=index, num_tokens=len(token_ids), state=state)
     if request.want_text:
         message.text = text
     if request.want_ids:
@@ -97,6 +116,19 @@ def delta(
     return message
 
 
+def add_prompt_logprobs(
+    message: event_pb2.Delta, request: ValidRequest, *, index: int, entries: Sequence[PromptEntry]
+) -> None:
+    """Adds what is known of the prompt's tokens from `index` on."""
+    message.prompt_index = index
+    for token_id, entry in zip(request.prompt_ids[index : index + len(entries)], entries, strict=True):
+        told = message.prompt_logprobs.add()
+        if entry.logprob is not None:
+            told.chosen = entry.logprob
+            for likely_id, likely_logprob in entry.top or ((token_id, entry.logprob),):
+                told.top.add(token_id=likely_id, logprob=likely_logprob)
+
+
 def finished(
     request: ValidRequest,
     ending: EndingMsg,
@@ -104,17 +136,19 @@ def finished(
     generated_tokens: int,
     last_token_id: int | None,
     stop_text: str | None = None,
+    choice: int = 0,
 ) -> event_pb2.Finished:
     """A good ending (STOP, LENGTH, CANCELLED); `stop_text` is the stop string that it had.
 
     Raises ValueError for the others: those are a gRPC status.
     """
     message = event_pb2.Finished(
+        choice=choice,
         usage=event_pb2.Usage(
             prompt_tokens=request.num_prompt_tokens,
             cached_tokens=ending.cached_tokens,
             generated_tokens=generated_tokens,
-        )
+        ),
     )
     if ending.reason is EndingReason.STOP:
         message.reason = event_pb2.FINISH_REASON_STOP

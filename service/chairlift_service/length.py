@@ -26,8 +26,8 @@ def check_length(
 ) -> None:
     """Refuses what no prompt could make right."""
     most = _asked(request, defaults)
-    if request.HasField("max_new_tokens") and most == 0:
-        faults.add(f"{path}.max_new_tokens", "must be at least 1, is 0")
+    if request.HasField("max_new_tokens") and most == 0 and not request.logprobs.prompt_top_n:
+        faults.add(f"{path}.max_new_tokens", "must be at least 1, is 0; with logprobs.prompt_top_n 0 scores the prompt")
     if most is not None and request.stop.min_new_tokens > most:
         why = f"must be at most max_new_tokens, {most}, is {request.stop.min_new_tokens}"
         faults.add(f"{path}.stop.min_new_tokens", why)

@@ -18,6 +18,8 @@ from chairlift_service.faults import Faults
 # is not under it.
 GREEDY_BELOW: Final = struct.unpack("f", struct.pack("f", 1e-5))[0]
 MAX_TOP_LOGPROBS: Final = 128
+_UINT64_MAX: Final = 2**64 - 1
+_GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
 
 
 def sampling_msg(
@@ -47,6 +49,20 @@ def sampling_msg(
     )
 
 
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of a request's choices: the request's own for choice 0, else output `choice` of SplitMix64.
+
+    That generator begins with the request's seed; its first output is for choice 1. Source: Steele, Lea, Flood, "Fast
+    splittable pseudorandom number generators", 2014.
+    """
+    if not choice:
+        return seed
+    z = (seed + choice * _GOLDEN_GAMMA) & _UINT64_MAX
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64_MAX
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _UINT64_MAX
+    return z ^ (z >> 31)
+
+
 def _check_sampling(params: request_pb2.SamplingParams, *, path: str, faults: Faults) -> None:
     if not (math.isfinite(params.temperature) and params.temperature >= 0):
         faults.add(f"{path}.temperature", f"must be a finite number of at least 0, is {params.temperature:g}")
@@ -60,11 +76,12 @@ def _check_sampling(params: request_pb2.SamplingParams, *, path: str, faults: Fa
 
 @dataclass(frozen=True, slots=True)
 class AskedLogprobs:
-    """Which log-probabilities of the output are told."""
+    """Which log-probabilities are told."""
 
     chosen: bool  # those of the tokens that were chosen
     num_top: int  # of so many likely ones besides; 0: of none
     raw: bool  # by the model's own distribution
+    prompt: int  # of the prompt's tokens, and of so many likely ones at each; 1: their own; 0: none
 
 
 def asked_logprobs(
@@ -76,8 +93,11 @@ def asked_logprobs(
     top_n = params.top_n if params.HasField("top_n") else int(defaults.logprobs)
     if top_n > MAX_TOP_LOGPROBS:
         faults.add(f"{path}.top_n", f"must be at most {MAX_TOP_LOGPROBS}, is {top_n}")
+    if params.prompt_top_n > MAX_TOP_LOGPROBS:
+        faults.add(f"{path}.prompt_top_n", f"must be at most {MAX_TOP_LOGPROBS}, is {params.prompt_top_n}")
     return AskedLogprobs(
         chosen=top_n > 0,
         num_top=top_n if top_n > 1 else 0,
         raw=params.source == request_pb2.LOGPROB_SOURCE_RAW,
+        prompt=params.prompt_top_n,
     )

@@ -27,6 +27,7 @@ MAX_PRIORITY: Final = 10  # and as much below 0: what one caller can gain over a
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_CHARS: Final = 1024
 MAX_STREAM_INTERVAL: Final = 512  # tokens; no delta has more of them
+MAX_CHOICES: Final = 128
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -54,6 +55,8 @@ class ValidRequest:
     echo: bool = False
     top_logprobs: int = 0  # with want_logprobs: how many of the likeliest tokens besides
     raw_logprobs: bool = False  # of the model's own distribution
+    prompt_top_n: int = 0  # of the prompt's tokens, and of so many likely ones at each; 1: their own; 0: none
+    num_choices: int = 1
     # What is changed or excluded before a token is chosen, as it is told; the worker's form of it is in `sampling`.
     processors: request_pb2.SamplingParams = field(default_factory=request_pb2.SamplingParams)
 
@@ -116,7 +119,14 @@ async def validate(
         echo=output.echo,
         top_logprobs=logprobs.num_top,
         raw_logprobs=logprobs.raw,
+        prompt_top_n=logprobs.prompt,
+        num_choices=asked_choices(request),
     )
+
+
+def asked_choices(request: request_pb2.GenerationRequest) -> int:
+    """How many choices it has; where it asks for none, or for too many, and will be refused, a number in range."""
+    return min(max(1, request.num_choices), MAX_CHOICES) if request.HasField("num_choices") else 1
 
 
 def is_name(text: str) -> bool:
@@ -131,6 +141,7 @@ def _check_plain(
     not_yet.refuse(request, path=path, faults=faults)
     _check_names(request, path=path, faults=faults)
     check_length(request, path=path, defaults=defaults, faults=faults)
+    _check_choices(request, path=path, faults=faults)
     if abs(request.priority) > MAX_PRIORITY:
         faults.add(f"{path}.priority", f"must be {-MAX_PRIORITY} to {MAX_PRIORITY}, is {request.priority}")
     _check_output(request.output, path=f"{path}.output", faults=faults)
@@ -142,6 +153,15 @@ def _check_names(request: request_pb2.GenerationRequest, *, path: str, faults: F
         value = getattr(request, name)
         if value and not is_name(value):
             faults.add(f"{path}.{name}", f"must be 1 to {MAX_NAME_LEN} printable characters, has {len(value)}")
+
+
+def _check_choices(request: request_pb2.GenerationRequest, *, path: str, faults: Faults) -> None:
+    if not request.HasField("num_choices"):
+        return
+    if not 1 <= request.num_choices <= MAX_CHOICES:
+        faults.add(f"{path}.num_choices", f"must be 1 to {MAX_CHOICES}, is {request.num_choices}")
+    elif request.num_choices > 1 and request.HasField("max_new_tokens") and request.max_new_tokens == 0:
+        faults.add(f"{path}.num_choices", f"must be 1 where nothing is generated, is {request.num_choices}")
 
 
 def _stop_ids(stop: request_pb2.StopParams, *, path: str, model: ModelCardMsg, faults: Faults) -> tuple[int, ...]:

@@ -129,6 +129,19 @@ def test_log_probabilities_are_the_services(
     assert [entry.logprob for entry in entries] == pytest.approx([each.chosen for each in told], abs=1e-4)
 
 
+def test_several_answers_are_the_services(
+    client: openai.OpenAI, servers: tuple[LiveServer, LiveServer], wanted: Any
+) -> None:
+    options = {"temperature": 1.0, "seed": 11, "n": 3}
+    with Client(servers[0].target) as own:
+        told = own.complete(
+            Chat(TALK), max_new_tokens=8, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11, num_choices=3
+        )
+    answer = chat(client, max_tokens=8, **options, extra_body={"top_k": -1, "min_p": 0.0})
+    texts = {choice.index: choice.message.content for choice in answer.choices}
+    assert texts == {index: choice.text for index, choice in enumerate(told.choices)}
+
+
 def test_a_prompt_that_is_too_long_is_the_callers_fault(client: openai.OpenAI) -> None:
     # For the cache, as the service says, and for the context, as the gateway does.
     for num_words, limit in ((CACHE + 50, CACHE), (2 * CONTEXT, CONTEXT)):

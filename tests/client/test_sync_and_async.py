@@ -263,3 +263,43 @@ def test_the_admin_calls_have_clients_of_their_own(kind: str, server: FakeServer
         with pytest.raises(cl.PreconditionError) as caught:
             client.add_request("abc")
         assert caught.value.reason == "DRAINING"
+
+
+def test_several_choices_come_in_one_stream_and_in_one_answer(client: Either) -> None:
+    accepted, *events = client.call("generate", [10, 11, 12], max_new_tokens=4, num_choices=3, temperature=1.0)
+    assert accepted.num_choices == 3
+    outputs: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for event in events:
+        if isinstance(event, cl.Delta):
+            assert event.index == len(outputs[event.choice])
+            outputs[event.choice] += event.token_ids
+    assert sorted(event.choice for event in events if isinstance(event, cl.Finished)) == [0, 1, 2]
+    assert outputs == {0: [10, 11, 12, 10], 1: [11, 12, 10, 11], 2: [12, 10, 11, 12]}
+    whole = client.call("complete", [10, 11, 12], max_new_tokens=4, num_choices=3)
+    assert [list(choice.token_ids) for choice in whole.choices] == list(outputs.values())
+    assert whole.token_ids == (10, 11, 12, 10)
+    with pytest.raises(cl.InvalidRequestError) as refused:
+        client.call("complete", [10], num_choices=129)
+    assert [violation.field for violation in refused.value.field_violations] == ["request.num_choices"]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_prompt_has_log_probabilities_but_for_its_first_token(client: Either, count: int) -> None:
+    whole = client.call("complete", [10, 11, 12], max_new_tokens=count, prompt_logprobs=2)
+    first, second, third = whole.choices[0].prompt_logprobs
+    assert first is None
+    assert (second, third.chosen) == (cl.TokenLogprobs(chosen=-0.125, top=((11, -0.125), (12, -8.125))), -0.25)
+    assert len(whole.token_ids) == count
+    deltas = list(client.call("generate", [10, 11], max_new_tokens=count, prompt_logprobs=1))[1:-1]
+    assert deltas[0].prompt_logprobs == (None, cl.TokenLogprobs(chosen=-0.125, top=((11, -0.125),)))
+    assert (deltas[0].num_tokens, deltas[0].prompt_index) == (0, 0)
+    assert not any(delta.prompt_logprobs for delta in deltas[1:])
+
+
+def test_choices_of_an_added_request_are_read_from_any_index(client: Either) -> None:
+    client.call("add_request", [10, 11, 12], max_new_tokens=4, num_choices=2, request_id="r", session="s")
+    for index in (0, 3, 4):
+        events = [each.event for each in client.call("result", "r", from_index=index)]
+        deltas = [event for event in events if isinstance(event, cl.Delta)]
+        ids = {n: [t for d in deltas if d.choice == n for t in d.token_ids] for n in (0, 1)}
+        assert ids == {0: [10, 11, 12, 10][index:], 1: [11, 12, 10, 11][index:]}

@@ -1,8 +1,9 @@
 """A worker without a model: it speaks the real protocol over the real rings and echoes prompts.
 
-Token i of an output is `prompt[i % len(prompt)]`, so that a test knows every answer beforehand. Its log-probability
-is -0.5 - i / 1024. As a program it takes the place of `python -m chairlift_worker`; options come from
-$FAKE_WORKER, a JSON object with the fields of `Script`.
+Token i of an output is `prompt[i % len(prompt)]`, so that a test knows every answer beforehand; of a further choice
+`prompt[(i + seed) % len(prompt)]`. Its log-probability is -0.5 - i / 1024, that of token i of a prompt 2 less. As a
+program it takes the place of `python -m chairlift_worker`; options come from $FAKE_WORKER, a JSON object with the
+fields of `Script`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from chairlift_worker.ipc.messages import (
     HoldMsg,
     ModelCardMsg,
     PauseMsg,
+    PromptLogprobsMsg,
     ReadyMsg,
     ResumeMsg,
     SettingMsg,
@@ -44,6 +46,7 @@ from chairlift_worker.ipc.messages import (
     encode,
 )
 from chairlift_worker.ipc.status import Phase
+from chairlift_worker.request import requests_of
 
 VOCAB_SIZE = 512
 CONTEXT_LEN = 2048
@@ -93,6 +96,28 @@ class Row:
     num_generated: int = 0
     started: bool = False
     held: bool = False
+
+    @property
+    def token(self) -> int:
+        """The next one."""
+        first = self.message.sampling.seed if self.message.fork_of else 0
+        return self.prompt[(first + self.num_generated) % len(self.prompt)]
+
+    def judge(self) -> PromptLogprobsMsg | None:
+        """What is told of its prompt when it starts."""
+        num_top, before = self.message.prompt_logprobs, self.message.resumed
+        begin = max(1, before.prompt_logprobs if before else 1)
+        if not num_top or begin >= len(self.prompt):
+            return None
+        places = [(self.prompt[i], logprob(i) - 2, n) for i in range(begin, len(self.prompt)) for n in range(num_top)]
+        return PromptLogprobsMsg(
+            uid=self.message.uid,
+            index=begin,
+            logprobs=array("f", [logprob(i) - 2 for i in range(begin, len(self.prompt))]).tobytes(),
+            num_tops=bytes([num_top] * (len(self.prompt) - begin)) if num_top > 1 else b"",
+            top_ids=array("i", [token + n for token, _, n in places]).tobytes() if num_top > 1 else b"",
+            top_logprobs=array("f", [value - n for _, value, n in places]).tobytes() if num_top > 1 else b"",
+        )
 
 
 class FakeWorker:
@@ -180,11 +205,12 @@ class FakeWorker:
             case ShutdownMsg():
                 self._stopping = not self._script.ignore_shutdown
 
-    def _add(self, message: AddRequestMsg) -> None:
-        row = self._rows[message.uid] = Row(message, array("i", message.prompt))
-        if message.resumed is not None:
-            row.num_generated = len(array("i", message.resumed.generated))
-            row.started = message.resumed.started_ns > 0
+    def _add(self, asked: AddRequestMsg) -> None:
+        for message in (request.params for request in requests_of(asked)):
+            row = self._rows[message.uid] = Row(message, array("i", message.prompt))
+            if message.resumed is not None:
+                row.num_generated = len(array("i", message.resumed.generated))
+                row.started = message.resumed.started_ns > 0
 
     @property
     def _stands_still(self) -> bool:
@@ -218,7 +244,7 @@ class FakeWorker:
         self._steps += 1
         uids, token_ids, logprobs = array("Q"), array("i"), array("f")
         num_tops, top_ids, top_logprobs = array("B"), array("i"), array("f")
-        started = []
+        started, prompts = [], []
         moving = [] if self._stands_still else [(uid, row) for uid, row in self._rows.items() if not row.held]
         moving = moving[: self._script.max_running]
         self._channel.roll.note(self._steps, (uid for uid, _ in moving), depth=1)
@@ -229,7 +255,11 @@ class FakeWorker:
                 started.append(StartedMsg(uid=uid, cached_tokens=min(CACHED_TOKENS, len(row.prompt) - 1)))
                 if row.prompt[0] == CRASH_TOKEN:
                     os.kill(os.getpid(), signal.SIGKILL)
-            token = row.prompt[row.num_generated % len(row.prompt)] + self._shift
+                prompts += [judged] if (judged := row.judge()) else []
+            if not row.message.max_new_tokens:
+                self._end(uid, EndingReason.LENGTH)
+                continue
+            token = row.token + self._shift
             uids.append(uid)
             token_ids.append(token)
             logprobs.append(logprob(row.num_generated) if row.message.logprobs else float("nan"))
@@ -257,6 +287,7 @@ class FakeWorker:
                 num_tops=num_tops.tobytes() if top_ids else b"",
                 top_ids=top_ids.tobytes(),
                 top_logprobs=top_logprobs.tobytes(),
+                prompts=tuple(prompts),
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from chairlift.v1 import generation_service_pb2
@@ -15,6 +16,7 @@ from chairlift_client._requests import GenerateOptions
 from chairlift_client._streams import EventStream
 from chairlift_client._stubs import Stubs
 from chairlift_client.cli import _input
+from chairlift_client.cli._choices import in_turn
 from chairlift_client.cli._output import Commands, WrongUseError, add_command, print_json, to_dict, write_text
 from chairlift_client.cli._sampling import add_sampling, read_sampling
 
@@ -37,6 +39,10 @@ def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-special-tokens", action="store_true", help="show special tokens in the text")
     parser.add_argument("--stream-interval", type=int, metavar="N", help="tokens that are shown together, at least")
     parser.add_argument("--echo", action="store_true", default=None, help="show the prompt's text first")
+    parser.add_argument(
+        "--prompt-logprobs", type=int, metavar="N", help="the same of the prompt's tokens; needs --json"
+    )
+    parser.add_argument("--num-choices", type=int, metavar="N", help="answers to give; shown one after the other")
     parser.add_argument("--request-id", metavar="ID", help="your own name for the request")
     parser.add_argument("--session", metavar="NAME", help="a name that groups requests")
     parser.add_argument("--priority", type=int, metavar="N", help="-10 to 10; higher ones start earlier")
@@ -44,8 +50,9 @@ def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    if not options.json and options.logprobs:
-        raise WrongUseError("--logprobs needs --json")
+    for name in ("logprobs", "prompt_logprobs"):
+        if not options.json and getattr(options, name):
+            raise WrongUseError(f"--{name.replace('_', '-')} needs --json")
     if not options.json and options.output == "both":
         raise WrongUseError("--output both needs --json")
     request = generation_service_pb2.GenerateRequest(
@@ -57,19 +64,30 @@ def run(options: argparse.Namespace) -> int:
         call = Stubs(channel, metadata=connection.metadata).generation.Generate(request, timeout=options.deadline)
         events: EventStream[Any] = EventStream(call, lambda message: message)
         with events:
-            _stream(events, show, newline=not options.json)
+            if options.json:
+                for event in events:
+                    show(event)
+            else:
+                _stream(in_turn(events), show, headed=(options.num_choices or 1) > 1)
     return 0
 
 
-def _stream(events: EventStream[Any], show: Any, *, newline: bool) -> None:
+def _stream(events: Iterable[Any], show: Any, *, headed: bool) -> None:
     """Show events; a line of text that has begun is ended, whatever happens, so that an error stands apart."""
-    begun = False
+    begun, choice = False, -1
     try:
         for event in events:
-            begun |= event.WhichOneof("event") == "delta"
+            if event.WhichOneof("event") == "delta":
+                if headed and event.delta.choice != choice:
+                    choice = event.delta.choice
+                    print(f"--- choice {choice}", flush=True)
+                begun = True
             show(event)
+            if event.WhichOneof("event") == "finished" and begun:
+                print(flush=True)
+                begun = False
     finally:
-        if begun and newline:
+        if begun:
             print(flush=True)
 
 
@@ -79,6 +97,8 @@ def _request_options(options: argparse.Namespace) -> GenerateOptions:
         **read_sampling(options),
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+        num_choices=options.num_choices,
         logprob_source=options.logprob_source,
         request_id=options.request_id,
         session=options.session,

@@ -13,6 +13,7 @@ from chairlift.v1 import event_pb2, generation_service_pb2, info_service_pb2, re
 
 from chairlift_client.testing import _model
 from chairlift_client.testing._model import FakeRequest
+from chairlift_client.testing._place import Place, event_field
 from chairlift_client.testing._refusals import Refusal
 
 _TICK = 0.02  # seconds between looks at the clock while a stream waits
@@ -28,7 +29,7 @@ class FakeEngine:
         self.changed = threading.Condition()
         self.break_count = 0
         self.state: info_service_pb2.ServerState = info_service_pb2.SERVER_STATE_SERVING
-        self._held_at: dict[int, int] = {}  # while paused: tokens that were out, by the request's number
+        self._held_at: dict[tuple[int, int], int] = {}  # while paused: tokens that were out, by number and choice
         self._session_readers: Counter[str] = Counter()
         self._numbers = itertools.count()
 
@@ -52,19 +53,19 @@ class FakeEngine:
             return list(made.values())
 
     def num_out(self, request: FakeRequest) -> int:
-        """How many tokens of the request are out by now. Call it with `changed` held."""
+        """How many tokens of the request, or of one of its choices, are out by now. Call it with `changed` held."""
         out = len(request.output)
         if self.tokens_allowed is not None and not request.cancelled:
             out = min(out, self.tokens_allowed)
         if self.token_delay and not request.cancelled:
             out = min(out, int((time.monotonic() - request.started) / self.token_delay))
         if self.state == info_service_pb2.SERVER_STATE_PAUSED and not request.cancelled:
-            out = min(out, self._held_at.get(request.number, 0))
+            out = min(out, self._held_at.get((request.number, request.choice), 0))
         return out
 
     def ended(self, request: FakeRequest) -> bool:
         """Whether the request is over. Call it with `changed` held."""
-        return request.failure is not None or self.num_out(request) == len(request.output)
+        return request.failure is not None or all(self.num_out(c) == len(c.output) for c in request.choices)
 
     def live(self) -> list[FakeRequest]:
         """The requests that are not over. Call it with `changed` held."""
@@ -72,7 +73,8 @@ class FakeEngine:
 
     def enter(self, state: info_service_pb2.ServerState) -> None:
         """Change the state. Call it with `changed` held."""
-        self._held_at = {request.number: self.num_out(request) for request in self.requests.values()}
+        choices = [choice for request in self.requests.values() for choice in request.choices]
+        self._held_at = {(choice.number, choice.choice): self.num_out(choice) for choice in choices}
         self.state = state
         self.changed.notify_all()
 
@@ -87,8 +89,9 @@ class FakeEngine:
                 del self.requests[request_id]
             else:
                 status = generation_service_pb2.CANCEL_STATUS_CANCELLED
-                del request.output[self.num_out(request) :]
-                request.cancelled = True
+                for choice in [c for c in request.choices if self.num_out(c) < len(c.output)]:
+                    del choice.output[self.num_out(choice) :]
+                    choice.cancelled = True
                 request.unwanted = unwanted
                 if unwanted and not self._session_readers[request.message.session]:
                     del self.requests[request_id]
@@ -96,23 +99,17 @@ class FakeEngine:
             return generation_service_pb2.CancelOutcome(request_id=request_id, status=status)
 
     def follow(self, request: FakeRequest, from_index: int, context: grpc.ServicerContext) -> Iterator[object]:
-        """Events of one request: `accepted`, a delta a token, the ending. Raises Refusal for a failure."""
+        """Events of one request. Raises Refusal where the connection is made to break."""
         breaks = self.break_count
-        yield request.accepted()
-        cursor = from_index
-        while context.is_active():
+        place = Place(request, num_out=self.num_out, from_index=from_index)
+        while context.is_active() and not place.is_done:
             with self.changed:
-                if self.num_out(request) == cursor and not self.ended(request):
+                news = place.news()
+                if not news:
                     self.changed.wait(_TICK)
-                out, ended = self.num_out(request), self.ended(request)
             if breaks != self.break_count:
                 raise Refusal(grpc.StatusCode.UNAVAILABLE, "the connection broke")
-            for index in range(cursor, out):
-                yield request.delta(index, index + 1)
-            cursor = max(cursor, out)
-            if ended:
-                yield request.failure or request.finished()
-                return
+            yield from news
 
     def follow_session(
         self, session: str, context: grpc.ServicerContext
@@ -131,33 +128,23 @@ class FakeEngine:
         self, session: str, context: grpc.ServicerContext
     ) -> Iterator[generation_service_pb2.ResultResponse]:
         breaks = self.break_count
-        cursors: dict[int, int] = {}  # by number: an id may come back as another request
-        over: set[int] = set()
+        places: dict[int, Place] = {}  # by number: an id may come back as another request
         while context.is_active():
             with self.changed:
-                found = [r for r in self.requests.values() if r.message.session == session and r.number not in over]
-                news = [(r, self.num_out(r), self.ended(r)) for r in found]
-                if all(cursors.get(r.number) == out and not ended for r, out, ended in news):
+                for request in [r for r in self.requests.values() if r.message.session == session]:
+                    if request.number not in places:
+                        places[request.number] = Place(request, num_out=self.num_out)
+                news = [(place.request, event) for place in places.values() for event in place.news()]
+                if not news:
                     self.changed.wait(_TICK)
+                for place in places.values():
+                    told = place.request
+                    if place.is_done and told.unwanted and self.requests.get(told.request_id) is told:
+                        del self.requests[told.request_id]
             if breaks != self.break_count:
                 raise Refusal(grpc.StatusCode.UNAVAILABLE, "the connection broke")
-            for request, out, ended in news:
-                reply = generation_service_pb2.ResultResponse
-                if request.number not in cursors:
-                    cursors[request.number] = 0
-                    yield reply(request_id=request.request_id, accepted=request.accepted())
-                for index in range(cursors[request.number], out):
-                    yield reply(request_id=request.request_id, delta=request.delta(index, index + 1))
-                cursors[request.number] = out
-                if ended:
-                    over.add(request.number)
-                    yield reply(
-                        request_id=request.request_id,
-                        finished=None if request.failure else request.finished(),
-                        failed=request.failure,
-                    )
-                    if request.unwanted and self.requests.get(request.request_id) is request:
-                        del self.requests[request.request_id]
+            for request, event in news:
+                yield generation_service_pb2.ResultResponse(request_id=request.request_id, **event_field(event))
 
     def _make(self, message: request_pb2.GenerationRequest, path: str) -> FakeRequest:
         prompt = _prompt(message, path)
@@ -167,10 +154,12 @@ class FakeEngine:
             if not 0 <= token_id < _model.VOCAB_SIZE:
                 raise Refusal.field(f"{path}.token_ids.ids[{i}]", f"no token {token_id}", reason="UNKNOWN_TOKEN_ID")
         asked = message.max_new_tokens if message.HasField("max_new_tokens") else _model.DEFAULT_MAX_NEW_TOKENS
-        if asked < 1:
-            raise Refusal.field(f"{path}.max_new_tokens", "must be at least 1", reason="VALUE_OUT_OF_RANGE")
+        if asked < 1 and not message.logprobs.prompt_top_n:
+            raise Refusal.field(f"{path}.max_new_tokens", "must be at least 1", reason="INVALID_VALUE")
+        if message.HasField("num_choices") and not 1 <= message.num_choices <= _model.MAX_CHOICES:
+            raise Refusal.field(f"{path}.num_choices", f"must be 1 to {_model.MAX_CHOICES}", reason="INVALID_VALUE")
         if message.sampling.HasField("top_p") and not 0 < message.sampling.top_p <= 1:
-            raise Refusal.field(f"{path}.sampling.top_p", "must be in (0, 1]", reason="VALUE_OUT_OF_RANGE")
+            raise Refusal.field(f"{path}.sampling.top_p", "must be in (0, 1]", reason="INVALID_VALUE")
         fits = _model.CONTEXT_LEN - len(prompt)
         number = next(self._numbers)
         return FakeRequest(

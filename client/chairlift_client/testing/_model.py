@@ -1,9 +1,12 @@
-"""The model of the fake server: its tokens are bytes, and it repeats the prompt over and over."""
+"""The model of the fake server: its tokens are bytes, and it repeats the prompt over and over.
+
+A request's further choices begin their repetition at the prompt's second byte, its third, and so on.
+"""
 
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from chairlift.v1 import chat_pb2, event_pb2, request_pb2
@@ -12,6 +15,7 @@ EOS_TOKEN_ID: Final = 256
 VOCAB_SIZE: Final = 257
 CONTEXT_LEN: Final = 4096
 DEFAULT_MAX_NEW_TOKENS: Final = 16
+MAX_CHOICES: Final = 128
 LOGPROB_STEP: Final = 8.0  # by which each token is less likely than the one before it, whose id is one lower
 
 
@@ -40,7 +44,10 @@ def logprob(index: int) -> float:
 
 @dataclass(kw_only=True)
 class FakeRequest:
-    """A request and its whole answer, which is known from the start; how much of it is out is the engine's matter."""
+    """A request and its whole answer, which is known from the start; how much of it is out is the engine's matter.
+
+    Of several choices the first one: it has the others in `choices`, after itself.
+    """
 
     number: int
     request_id: str
@@ -49,6 +56,8 @@ class FakeRequest:
     max_new_tokens: int
     lowered_by: event_pb2.LengthLimit
     started: float
+    choice: int = 0
+    choices: list[FakeRequest] = field(init=False)
     output: list[int] = field(init=False)
     pieces: list[str] = field(init=False)
     cancelled: bool = False
@@ -61,18 +70,23 @@ class FakeRequest:
         self.output = []
         while len(self.output) < self.max_new_tokens and not (self.output and self.output[-1] in stops):
             self.output.append(self._chosen(stops))
-        self.stopped = self.output[-1] in stops
+        self.stopped = bool(self.output) and self.output[-1] in stops
         self.stop_text = ""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.pieces = [decoder.decode(bytes([i])) if i != EOS_TOKEN_ID else "" for i in self.output]
-        self.pieces[-1] += decoder.decode(b"", final=True)
+        if self.pieces:
+            self.pieces[-1] += decoder.decode(b"", final=True)
         self._cut_at_stop()
-        if self.message.output.echo:
+        if self.message.output.echo and self.pieces:
             self.pieces[0] = decode(self.prompt) + self.pieces[0]
+        self.choices = [self]
+        if not self.choice:
+            self.choices += [replace(self, choice=i) for i in range(1, max(1, self.message.num_choices))]
 
     def _chosen(self, stops: set[int]) -> int:
         """The prompt's next token; in place of one that may not be chosen the next one that may."""
-        sampling, wanted = self.message.sampling, self.prompt[len(self.output) % len(self.prompt)]
+        sampling, place = self.message.sampling, self.choice + len(self.output)
+        wanted = self.prompt[place % len(self.prompt)]
         banned = {*sampling.banned_token_ids, *(stops if len(self.output) < self.message.stop.min_new_tokens else ())}
         may_be = set(sampling.allowed_token_ids or range(VOCAB_SIZE)) - banned
         return next((i for i in (*range(wanted, VOCAB_SIZE), *range(wanted)) if i in may_be), wanted)
@@ -104,7 +118,16 @@ class FakeRequest:
             sampling=self.message.sampling,
             state=event_pb2.REQUEST_STATE_WAITING,
             min_new_tokens=self.message.stop.min_new_tokens,
+            num_choices=len(self.choices),
         )
+
+    def prompt_delta(self) -> event_pb2.Delta:
+        """The log-probabilities of the prompt."""
+        delta = event_pb2.Delta(state=event_pb2.REQUEST_STATE_PREFILLING)
+        delta.prompt_logprobs.add()
+        for index in range(1, len(self.prompt)):
+            _add_logprobs(delta.prompt_logprobs.add(), self.prompt[index], index, self.message.logprobs.prompt_top_n)
+        return delta
 
     def delta(self, start: int, end: int) -> event_pb2.Delta:
         """Output tokens start to end, in the forms asked."""
@@ -112,25 +135,20 @@ class FakeRequest:
         state = event_pb2.REQUEST_STATE_DECODING
         if end == len(self.output):
             state = event_pb2.REQUEST_STATE_FINISHED
-        delta = event_pb2.Delta(index=start, num_tokens=end - start, state=state)
+        delta = event_pb2.Delta(choice=self.choice, index=start, num_tokens=end - start, state=state)
         if asked.text or not asked.HasField("text"):
             delta.text = "".join(self.pieces[start:end])
         if asked.token_ids or not asked.HasField("token_ids"):
             delta.token_ids.extend(self.output[start:end])
         if self.message.logprobs.top_n:
             for index in range(start, end):
-                chosen = event_pb2.TokenLogprob(token_id=self.output[index], logprob=logprob(index))
-                entry = delta.logprobs.add(chosen=chosen.logprob, top=[chosen])
-                for place in range(1, min(self.message.logprobs.top_n, VOCAB_SIZE)):
-                    entry.top.add(
-                        token_id=(chosen.token_id + place) % VOCAB_SIZE, logprob=chosen.logprob - LOGPROB_STEP * place
-                    )
+                _add_logprobs(delta.logprobs.add(), self.output[index], index, self.message.logprobs.top_n)
         return delta
 
     def finished(self) -> event_pb2.Finished:
-        """The request's last event."""
+        """The request's last event, or the choice's."""
         finished = event_pb2.Finished(
-            usage=event_pb2.Usage(prompt_tokens=len(self.prompt), generated_tokens=len(self.output))
+            choice=self.choice, usage=event_pb2.Usage(prompt_tokens=len(self.prompt), generated_tokens=len(self.output))
         )
         if self.cancelled:
             finished.reason = event_pb2.FINISH_REASON_CANCELLED
@@ -144,3 +162,10 @@ class FakeRequest:
             finished.reason = event_pb2.FINISH_REASON_LENGTH
             finished.limit = self.lowered_by or event_pb2.LENGTH_LIMIT_MAX_NEW_TOKENS
         return finished
+
+
+def _add_logprobs(entry: event_pb2.TokenLogprobs, token_id: int, index: int, top_n: int) -> None:
+    """Fills in what is told of token number `index` of an output or a prompt."""
+    entry.chosen = logprob(index)
+    for place in range(min(max(1, top_n), VOCAB_SIZE)):
+        entry.top.add(token_id=(token_id + place) % VOCAB_SIZE, logprob=logprob(index) - LOGPROB_STEP * place)

@@ -24,6 +24,7 @@ from google.protobuf import wrappers_pb2
 from chairlift_client.testing import _model
 from chairlift_client.testing._engine import FakeEngine
 from chairlift_client.testing._model import FakeRequest
+from chairlift_client.testing._place import event_field
 from chairlift_client.testing._refusals import Refusal
 
 _pb = generation_service_pb2
@@ -46,8 +47,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         context.add_callback(lambda: self._drop(request))
         for event in _refusing(context, self._engine.follow(request, 0, context)):
             _event(event, context)
-        choice = _pb.Choice(output=request.delta(0, len(request.output)), finished=request.finished())
-        return _pb.CompleteResponse(accepted=request.accepted(), choices=[choice])
+        return _pb.CompleteResponse(accepted=request.accepted(), choices=[_whole(choice) for choice in request.choices])
 
     def AddRequest(self, message: _pb.AddRequestRequest, context: grpc.ServicerContext) -> _pb.AddRequestResponse:
         (request,) = _answer(context, lambda: self._engine.add([message.request]))
@@ -219,5 +219,12 @@ def _event(event: object, context: grpc.ServicerContext) -> dict[str, Any]:
         context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
         codes = {code.value[0]: code for code in grpc.StatusCode}
         context.abort(codes[status.code], status.message)
-    names = {event_pb2.Accepted: "accepted", event_pb2.Delta: "delta", event_pb2.Finished: "finished"}
-    return {names[type(event)]: event}
+    return event_field(event)
+
+
+def _whole(choice: FakeRequest) -> _pb.Choice:
+    """All of one choice."""
+    output = choice.delta(0, len(choice.output))
+    if choice.message.logprobs.prompt_top_n and not choice.choice:
+        output.MergeFrom(event_pb2.Delta(prompt_logprobs=choice.prompt_delta().prompt_logprobs))
+    return _pb.Choice(output=output, finished=choice.finished())

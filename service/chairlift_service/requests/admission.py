@@ -10,7 +10,7 @@ from chairlift_service.requests.generation import Generation
 
 
 class Admission:
-    """Counts requests, and their prompt tokens, that are taken but that the worker has not started.
+    """Counts requests, each choice by itself, and their prompt tokens, that the worker was sent and has not started.
 
     A place is taken before a prompt is tokenised, so that tokenising is bounded too. One request is always let in
     where none waits, however long its prompt: else it would be refused for ever.
@@ -56,11 +56,16 @@ class Admission:
         """It waits from now on."""
         generation.waiting = True
         self.num_requests += 1
-        self.num_tokens += generation.request.num_prompt_tokens
+        self.num_tokens += _num_tokens(generation)
 
     def leave(self, generation: Generation) -> None:
         """It has started, or is over. A second call does nothing."""
         if generation.waiting:
             generation.waiting = False
             self.num_requests -= 1
-            self.num_tokens -= generation.request.num_prompt_tokens
+            self.num_tokens -= _num_tokens(generation)
+
+
+def _num_tokens(generation: Generation) -> int:
+    """Of a request's choices the head alone has the prompt: the others begin with what is computed of it."""
+    return 0 if generation.choice else generation.request.num_prompt_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chairlift.v1 import generation_service_pb2
 
-from chairlift_service.requests.registry import Registry
+from chairlift_service.requests.registry import Registry, is_live
 from chairlift_service.requests.worker_port import WorkerPort
 
 
@@ -25,12 +25,14 @@ class Canceller:
             if self._registry.departed.was_kept(request_id) is not None:
                 return generation_service_pb2.CANCEL_STATUS_ALREADY_FINISHED
             return generation_service_pb2.CANCEL_STATUS_NOT_FOUND
-        if generation.ending is None:
-            generation.cancelled = True
+        going_on = [choice for choice in generation.choices if choice.ending is None]
+        if going_on:
             generation.unwanted = generation.unwanted or unwanted
-            self._port.cancel(generation.uid)
+            for choice in going_on:
+                choice.cancelled = True
+                self._port.cancel(choice.uid)
             return generation_service_pb2.CANCEL_STATUS_CANCELLED
-        if self._registry.live(generation.uid) is None:
+        if not is_live(self._registry, generation):
             self._registry.let_go(generation)
         else:  # the worker has not confirmed its ending yet
             generation.unwanted = True

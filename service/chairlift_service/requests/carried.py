@@ -18,6 +18,7 @@ def resumed_message(generation: Generation) -> AddRequestMsg:
         started_ns=generation.course.started_ns,
         first_token_ns=generation.course.first_token_ns,
         preemptions=generation.course.losses,
+        prompt_logprobs=0 if generation.prompt_log is None else len(generation.prompt_log),
     )
     return convert.add_request_msg(
         generation.request,
@@ -25,6 +26,7 @@ def resumed_message(generation: Generation) -> AddRequestMsg:
         arrival_ns=generation.sent_ns,
         deadline_ns=generation.course.deadline_ns,
         resumed=resumed,
+        fork=(generation.choice, generation.head.uid),
     )
 
 
@@ -34,7 +36,8 @@ def untold_ending(generation: Generation) -> EndingReason | None:
         return EndingReason.STOP
     if generation.output.last_token_id in generation.request.stop_ids:
         return EndingReason.STOP
-    if len(generation.output) >= generation.request.max_new_tokens:
+    judged = generation.prompt_log is None or len(generation.prompt_log) == generation.request.num_prompt_tokens
+    if judged and len(generation.output) >= generation.request.max_new_tokens:
         return EndingReason.LENGTH
     return None
 

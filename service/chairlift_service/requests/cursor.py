@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 from chairlift_worker.ipc.messages import EndingMsg
@@ -10,6 +11,7 @@ from chairlift_worker.ipc.messages import EndingMsg
 from chairlift_service.errors import ServiceError
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.output_log import LogSlice
+from chairlift_service.requests.prompt_log import PromptEntry
 from chairlift_service.validate import MAX_STREAM_INTERVAL
 
 MAX_DELTA_TOKENS: Final = MAX_STREAM_INTERVAL
@@ -28,20 +30,30 @@ class Ended:
     ending: EndingMsg | ServiceError
 
 
-Event = Started | LogSlice | Ended
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptSlice:
+    """Log-probabilities of the prompt's tokens `[index, index + len(entries))`."""
+
+    index: int
+    entries: Sequence[PromptEntry]
+
+
+Event = Started | PromptSlice | LogSlice | Ended
 
 
 class Cursor:
-    """Yields a generation's events in order, each once: started, slices of its log, ended.
+    """Yields a generation's events in order, each once: started, slices of its prompt's and its own log, ended.
 
-    Nothing is buffered: whoever comes late gets the tokens that came meanwhile as one slice.
+    Nothing is buffered: whoever comes late gets the tokens that came meanwhile as one slice. Whoever has tokens already
+    has all of the prompt's log-probabilities, which came before them.
     """
 
-    __slots__ = ("_drained", "_told_ending", "_told_start", "generation", "index")
+    __slots__ = ("_drained", "_prompt_index", "_told_ending", "_told_start", "generation", "index")
 
     def __init__(self, *, generation: Generation, index: int = 0) -> None:
         self.generation = generation
         self.index = index
+        self._prompt_index = generation.request.num_prompt_tokens if index else 0  # told up to there
         self._told_start = False
         self._drained = False  # the log is closed, and all of it is told
         self._told_ending = False
@@ -60,7 +72,14 @@ class Cursor:
                 return self._next_ending()
             self._told_start = True
             return Started()
-        return self._next_slice() or self._next_ending()
+        return self._next_of_prompt() or self._next_slice() or self._next_ending()
+
+    def _next_of_prompt(self) -> PromptSlice | None:
+        log, index = self.generation.prompt_log, self._prompt_index
+        if log is None or index >= len(log):
+            return None
+        self._prompt_index = min(index + MAX_DELTA_TOKENS, len(log))
+        return PromptSlice(index, log.slice(index, self._prompt_index))
 
     def _next_slice(self) -> LogSlice | None:
         """The log from here on, unless it holds nothing yet of what was asked.

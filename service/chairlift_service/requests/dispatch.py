@@ -51,11 +51,13 @@ class Dispatcher:
             if generation is not None:
                 self._registry.start(generation, started.cached_tokens)
                 touched[started.uid] = generation
+        self._note_prompts(step, touched)
         self._append_tokens(step, touched)
         for ending in step.endings:
             generation = self._registry.live(ending.uid)
             if generation is not None:
-                self._end(generation, ending)
+                for failed in self._end(generation, ending):
+                    touched[failed.uid] = failed
                 touched[ending.uid] = generation
         for generation in touched.values():
             self._readers.notify(generation)
@@ -68,8 +70,15 @@ class Dispatcher:
         """Ends a request that no worker has. Does nothing where it is over."""
         generation = self._registry.live(uid)
         if generation is not None:
-            self._end(generation, ending_here(generation, reason))
-            self._readers.notify(generation)
+            for ended in (generation, *self._end(generation, ending_here(generation, reason))):
+                self._readers.notify(ended)
+
+    def _note_prompts(self, step: StepMsg, touched: dict[int, Generation]) -> None:
+        for told in step.prompts:
+            generation = self._registry.live(told.uid)
+            if generation is not None and generation.ending is None and generation.prompt_log is not None:
+                generation.prompt_log.extend(told)
+                touched[told.uid] = generation
 
     def _append_tokens(self, step: StepMsg, touched: dict[int, Generation]) -> None:
         recorder, now_ns = self._recorder, time.monotonic_ns()
@@ -91,13 +100,16 @@ class Dispatcher:
             if generation.output.stop is not None:  # its ending is told when the worker has let go of it
                 self._port.cancel(uid)
 
-    def _end(self, generation: Generation, ending: EndingMsg) -> None:
+    def _end(self, generation: Generation, ending: EndingMsg) -> list[Generation]:
+        """Ends it; returns the choices that fail with it, of which the worker is told."""
         ending = _as_told(generation, ending)
         if self._recorder is not None:
             self._recorder.ended(generation, ending)
         if self._tracer is not None:
             self._tracer.ended(generation, ending)
-        self._registry.confirm(generation, convert.ending_error(ending) or ending)
+        failed = self._registry.confirm(generation, convert.ending_error(ending) or ending)
+        for each in failed:
+            self._port.cancel(each.uid)
         _log.info(
             "request ended",
             request_id=generation.request_id,
@@ -111,6 +123,7 @@ class Dispatcher:
             decode_ms=ending.decode_ns // 1_000_000,
             preemptions=ending.preemptions,
         )
+        return failed
 
 
 def _as_told(generation: Generation, ending: EndingMsg) -> EndingMsg:

@@ -12,6 +12,7 @@ from chairlift_worker.ipc.messages import NO_DEADLINE, EndingMsg
 
 from chairlift_service.errors import ServiceError
 from chairlift_service.requests.output_log import OutputLog
+from chairlift_service.requests.prompt_log import PromptLog
 
 if TYPE_CHECKING:
     from chairlift_service.validate import ValidRequest
@@ -31,7 +32,10 @@ class Course:
 
 @dataclasses.dataclass(slots=True, eq=False, kw_only=True)
 class Generation:
-    """A request, its output so far and its ending.
+    """A request, its output so far and its ending; of a request with several choices, one of them.
+
+    Each choice is computed by itself, under a uid of its own. The first one, the head, is what the request's id names.
+    They fail together: where one ends with an error, so do the others.
 
     It ends twice: once for its readers (`ending`), once for the service's books, when the worker has confirmed that
     nothing of it follows (the registry forgets it then). The registry and the dispatcher alone mutate it, and the
@@ -42,6 +46,9 @@ class Generation:
     request: ValidRequest
     detached: bool  # lives on without a reader, and its result is kept
     output: OutputLog
+    choice: int = 0
+    family: Sequence[Generation] = ()  # all choices of its request, where there are several
+    prompt_log: PromptLog | None = None  # the head's, where that is asked
     cached_tokens: int | None = None  # None: it has not started
     state: event_pb2.RequestState = event_pb2.REQUEST_STATE_WAITING
     ending: EndingMsg | ServiceError | None = None
@@ -64,6 +71,16 @@ class Generation:
         return self.request.request_id
 
     @property
+    def head(self) -> Generation:
+        """The first choice of its request."""
+        return self.family[0] if self.family else self
+
+    @property
+    def choices(self) -> Sequence[Generation]:
+        """All choices of its request, by number."""
+        return self.family or (self,)
+
+    @property
     def started(self) -> bool:
         """Whether the worker has begun to compute it."""
         return self.cached_tokens is not None
@@ -77,7 +94,10 @@ class Generation:
     @property
     def num_bytes(self) -> int:
         """Estimate of the memory that it takes."""
-        return _NUM_OBJECT_BYTES + 4 * self.request.num_prompt_tokens + self.output.num_bytes
+        prompt = 0 if self.choice else 4 * self.request.num_prompt_tokens
+        if self.prompt_log is not None:
+            prompt += self.prompt_log.num_bytes
+        return _NUM_OBJECT_BYTES + prompt + self.output.num_bytes
 
     def start(self, cached_tokens: int) -> None:
         """Its first tokens were computed. A repetition changes nothing."""
@@ -109,3 +129,19 @@ class Generation:
         self.ending = ending
         self.state = event_pb2.REQUEST_STATE_FINISHED
         return True
+
+
+def family_of(
+    request: ValidRequest, *, uids: Sequence[int], outputs: Sequence[OutputLog], detached: bool
+) -> list[Generation]:
+    """A request's choices, the head first; one uid and one empty log for each."""
+    made = [
+        Generation(uid=uid, request=request, detached=detached, output=output, choice=choice)
+        for choice, (uid, output) in enumerate(zip(uids, outputs, strict=True))
+    ]
+    if request.prompt_top_n:
+        made[0].prompt_log = PromptLog()
+    if len(made) > 1:
+        for generation in made:
+            generation.family = made
+    return made

@@ -15,12 +15,12 @@ from chairlift_service import convert
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.lifecycle import Lifecycle, ServedModel
 from chairlift_service.requests.admission import Admission
-from chairlift_service.requests.generation import Generation
+from chairlift_service.requests.generation import Generation, family_of
 from chairlift_service.requests.lease import Lease
 from chairlift_service.requests.outputs import output_log
 from chairlift_service.requests.registry import Registry, check_free
 from chairlift_service.requests.worker_port import WorkerPort
-from chairlift_service.validate import ValidRequest, validate
+from chairlift_service.validate import ValidRequest, asked_choices, validate
 
 
 class Intake:
@@ -41,7 +41,7 @@ class Intake:
         time_remaining: float | None,
         trace_headers: Mapping[str, str],
     ) -> Lease:
-        """A request that its call owns, and the lease of it.
+        """A request that its call owns, and the lease of it: of all its choices, the head first.
 
         `time_remaining` is that until the call's deadline, in seconds; None if it has none. Raises ServiceError.
         """
@@ -60,10 +60,14 @@ class Intake:
         paths: Iterable[str],
         trace_headers: Mapping[str, str],
     ) -> list[Generation]:
-        """Requests that live on without a reader. `paths` tells where each stands in the call. Raises ServiceError."""
-        return await self._admit(
+        """Heads of requests that live on without a reader. `paths` tells where each stands in the call.
+
+        Raises ServiceError.
+        """
+        generations = await self._admit(
             messages, paths=paths, detached=True, deadline_ns=NO_DEADLINE, trace_headers=trace_headers
         )
+        return [generation for generation in generations if generation is generation.head]
 
     async def _admit(
         self,
@@ -76,30 +80,39 @@ class Intake:
     ) -> list[Generation]:
         received_ns = time.monotonic_ns()
         self._lifecycle.accepting()
-        with self._admission.places(len(messages)):
+        with self._admission.places(sum(asked_choices(message) for message in messages)):
             model = self._lifecycle.accepting()
             requests, outputs = [], []
             for message, path in zip(messages, paths, strict=True):
-                requests.append(await _validate(message, path=path, model=model))
-                outputs.append(await output_log(requests[-1], tokenizer=model.tokenizer))
+                request = await _validate(message, path=path, model=model)
+                requests.append(request)
+                logs = [await output_log(request, tokenizer=model.tokenizer) for _ in range(request.num_choices)]
+                outputs.append(logs)
                 await asyncio.sleep(0)  # a large batch of short texts must not hold everybody else up
         # From here on nothing waits, so that what is checked stays true until it is used.
         model = self._lifecycle.accepting()
         self._admission.check_tokens(sum(request.num_prompt_tokens for request in requests))
         check_free(self._registry, (request.request_id for request in requests))
-        generations = [
-            Generation(uid=next(self._uids), request=request, detached=detached, output=output)
-            for request, output in zip(requests, outputs, strict=True)
+        families = [
+            family_of(request, uids=[next(self._uids) for _ in logs], outputs=logs, detached=detached)
+            for request, logs in zip(requests, outputs, strict=True)
         ]
         arrival_ns = time.monotonic_ns()
         # In an order in which common prefixes meet in the cache, where there is something to meet.
-        order = sorted(generations, key=_prompt) if model.prefix_sharing else generations
+        order = sorted(families, key=_prompt) if model.prefix_sharing else families
         self._port.add(
             [
-                convert.add_request_msg(each.request, uid=each.uid, arrival_ns=arrival_ns, deadline_ns=deadline_ns)
-                for each in order
+                convert.add_request_msg(
+                    head.request,
+                    uid=head.uid,
+                    arrival_ns=arrival_ns,
+                    deadline_ns=deadline_ns,
+                    fork_uids=[choice.uid for choice in others],
+                )
+                for head, *others in order
             ]
         )
+        generations = [choice for family in families for choice in family]
         for generation in generations:
             generation.trace_headers = trace_headers
             generation.received_ns, generation.sent_ns = received_ns, arrival_ns
@@ -119,5 +132,5 @@ async def _validate(message: request_pb2.GenerationRequest, *, path: str, model:
     )
 
 
-def _prompt(generation: Generation) -> array[int]:
-    return generation.request.prompt_ids
+def _prompt(family: Sequence[Generation]) -> array[int]:
+    return family[0].request.prompt_ids

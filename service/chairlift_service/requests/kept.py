@@ -14,7 +14,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class KeptResults:
-    """Finished detached generations, oldest ending first, bounded in age and in memory."""
+    """Finished detached requests, by their heads, oldest ending first, bounded in age and in memory."""
 
     def __init__(self, *, ttl_s: float, max_bytes: int) -> None:
         self._ttl_ns = int(ttl_s * _NS_PER_S)
@@ -34,8 +34,8 @@ class KeptResults:
         return generation.uid in self._kept
 
     def keep(self, generation: Generation, *, now_ns: int) -> None:
-        """Keeps a generation that has just ended."""
-        generation.size = generation.num_bytes
+        """Keeps a request that has just ended, with all its choices."""
+        generation.size = sum(choice.num_bytes for choice in generation.choices)
         self._num_bytes += generation.size
         self._kept[generation.uid] = (generation, now_ns + self._ttl_ns)
 

@@ -9,11 +9,11 @@ from typing import Literal
 
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.requests.brake import Brake
-from chairlift_service.requests.cursor import Cursor, Ended, Event
+from chairlift_service.requests.cursor import Cursor, Ended, Event, Started
 from chairlift_service.requests.generation import Generation
 
 Target = tuple[Literal["request"], int] | tuple[Literal["session"], str]
-"""What is read: a request, by uid, or a session, by name."""
+"""What is read: a request, by its head's uid, or a session, by name."""
 
 
 class Reader:
@@ -24,6 +24,7 @@ class Reader:
     """
 
     __slots__ = (
+        "_announced",
         "_bell",
         "_brake",
         "_changed",
@@ -40,6 +41,7 @@ class Reader:
         self.target = target
         self._endings_only = endings_only  # the bell is silent until a generation is over
         self._cursors: dict[int, Cursor] = {}
+        self._announced: set[int] = set()  # uids of the heads of which it is told that they have started
         self._changed: dict[int, None] = {}  # an ordered set of uids
         self._error: ServiceError | None = None
         self._bell = asyncio.Event()
@@ -49,9 +51,14 @@ class Reader:
         self._until: float | None = None  # the loop's time by which the call must have taken more
 
     def follow(self, generation: Generation, *, index: int = 0) -> None:
-        """Reads this generation too, from token `index` on."""
+        """Reads this generation too, from token `index` on: one choice of a request."""
         self._cursors[generation.uid] = Cursor(generation=generation, index=index)
         self.notify(generation)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the endings of all that it reads are told."""
+        return not self._cursors
 
     def notify(self, generation: Generation) -> None:
         """Something of the generation changed."""
@@ -94,7 +101,7 @@ class Reader:
             self._delivery = None
 
     async def events(self) -> AsyncIterator[tuple[Generation, Event]]:
-        """What happens: one event of each generation in turn, in its order.
+        """What happens: one event of each generation in turn, in its order; a request's start, and its error, once.
 
         Ends by itself never; raises what `end` was given. Holds nothing that would have to be cleaned up where the
         iteration is given up.
@@ -111,13 +118,30 @@ class Reader:
                 if uid in self._full and self._brake.is_relieved(cursor):
                     self._release(uid)
                 if isinstance(event, Ended):
-                    del self._cursors[uid]  # so that its log can be let go
+                    self._let_go(cursor.generation, event)  # so that its log can be
                 else:
                     self._changed[uid] = None  # there may be more, but the others come first
-                yield cursor.generation, event
+                if self._is_news(cursor.generation, event):
+                    yield cursor.generation, event
             if self._error is not None:
                 raise self._error
             self._bell.clear()
+
+    def _is_news(self, generation: Generation, event: Event) -> bool:
+        if not isinstance(event, Started):
+            return True
+        is_news = generation.head.uid not in self._announced
+        if generation.family:
+            self._announced.add(generation.head.uid)
+        return is_news
+
+    def _let_go(self, generation: Generation, event: Ended) -> None:
+        """Its ending is told, and that of the choices that fail with it."""
+        is_fault = isinstance(event.ending, ServiceError)
+        for choice in generation.choices if is_fault else (generation,):
+            self._cursors.pop(choice.uid, None)
+        if not any(choice.uid in self._cursors for choice in generation.choices):
+            self._announced.discard(generation.head.uid)
 
     def _watch(self, cursor: Cursor) -> None:
         """Holds the request back if the call does not keep up with it."""
@@ -178,7 +202,7 @@ class Readers:
 
     def of(self, generation: Generation) -> Iterable[Reader]:
         """Readers that this generation concerns."""
-        targets: list[Target] = [("request", generation.uid)]
+        targets: list[Target] = [("request", generation.head.uid)]
         if generation.detached and generation.request.session:
             targets.append(("session", generation.request.session))
         return [reader for target in targets if (reader := self._readers.get(target)) is not None]

@@ -17,13 +17,14 @@ from chairlift_service.requests.request_tracer import RequestTracer
 
 
 class Registry:
-    """Generations by uid while the worker may still speak of them, and by id and session while anybody may ask.
+    """Generations by uid while the worker may still speak of them; their heads by id and session while anybody may ask.
 
     ```
     add -> live --- confirm (the worker's EndingMsg) ---> detached: kept -- ttl, memory, Cancel, same id --> departed
                                                       '-> owned by a call, or unwanted: departed
     ```
-    An ended generation stays live until the worker confirms it, so that late output always finds its owner.
+    An ended generation stays live until the worker confirms it, so that late output always finds its owner. A request
+    is live as long as one of its choices is.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Registry:
         self._by_session: defaultdict[str, dict[int, Generation]] = defaultdict(dict)
 
     def __len__(self) -> int:
-        """Generations held, kept results included."""
+        """Requests held, kept results included."""
         return len(self._by_id)
 
     @property
@@ -49,15 +50,16 @@ class Registry:
         return len(self._live)
 
     def add(self, generation: Generation) -> None:
-        """Takes a generation that the worker was sent. Its id must be free."""
-        before = self._by_id.get(generation.request_id)
-        if before is not None:
-            self.let_go(before)
+        """Takes a generation that the worker was sent; a request's head first, whose id must be free."""
+        if generation is generation.head:
+            before = self._by_id.get(generation.request_id)
+            if before is not None:
+                self.let_go(before)
+            self._by_id[generation.request_id] = generation
+            if generation.request.session:
+                self._by_session[generation.request.session][generation.uid] = generation
         generation.paused = self._paused
         self._live[generation.uid] = generation
-        self._by_id[generation.request_id] = generation
-        if generation.request.session:
-            self._by_session[generation.request.session][generation.uid] = generation
         self._admission.enter(generation)
         for reader in self._readers.of(generation):
             reader.follow(generation)
@@ -71,12 +73,12 @@ class Registry:
         return list(self._live.values())
 
     def find(self, request_id: str) -> Generation | None:
-        """The generation of this id, live or kept."""
+        """The head of the request of this id, live or kept."""
         self.sweep()
         return self._by_id.get(request_id)
 
     def of_session(self, session: str) -> list[Generation]:
-        """Generations of a session, live and kept, oldest first."""
+        """Heads of a session's requests, live and kept, oldest first."""
         self.sweep()
         return list(self._by_session.get(session, {}).values())
 
@@ -85,19 +87,24 @@ class Registry:
         generation.start(cached_tokens)
         self._admission.leave(generation)
 
-    def confirm(self, generation: Generation, ending: EndingMsg | ServiceError) -> None:
+    def confirm(self, generation: Generation, ending: EndingMsg | ServiceError) -> list[Generation]:
         """The worker is done with it, or is gone: its readers get `ending` if they have none.
 
-        The result is kept if wanted; who reads it by now holds it, and gets it whole in any case.
+        Once that is so of all choices the result is kept if wanted; who reads it by now holds it, and gets it whole in
+        any case. Returns the choices that fail with it and that the worker still has.
         """
         generation.end(ending)
         self._admission.leave(generation)
         del self._live[generation.uid]
-        if generation.detached and not generation.unwanted:
-            self._kept.keep(generation, now_ns=time.monotonic_ns())
-            self.sweep()
-        else:
-            self._forget(generation)
+        fault, head = generation.ending, generation.head
+        failed = [each for each in generation.family if isinstance(fault, ServiceError) and each.end(fault)]
+        if not is_live(self, head):
+            if head.detached and not head.unwanted:
+                self._kept.keep(head, now_ns=time.monotonic_ns())
+                self.sweep()
+            else:
+                self._forget(head)
+        return failed
 
     def let_go(self, generation: Generation) -> None:
         """Forgets a kept result."""
@@ -120,8 +127,8 @@ class Registry:
         """Ends a live generation, of which no worker will tell anything any more."""
         if self._tracer is not None:
             self._tracer.lost(generation, error)
-        self.confirm(generation, error)
-        self._readers.notify(generation)
+        for ended in (generation, *self.confirm(generation, error)):
+            self._readers.notify(ended)
 
     def _forget(self, generation: Generation) -> None:
         self.departed.add(generation)
@@ -132,6 +139,11 @@ class Registry:
             self._by_session[session].pop(generation.uid, None)
             if not self._by_session[session]:
                 del self._by_session[session]
+
+
+def is_live(registry: Registry, generation: Generation) -> bool:
+    """Whether the worker may still speak of one of its request's choices."""
+    return any(registry.live(choice.uid) is not None for choice in generation.choices)
 
 
 def fail_all(registry: Registry, readers: Readers, error: ServiceError) -> None:
@@ -149,13 +161,13 @@ def check_free(registry: Registry, request_ids: Iterable[str]) -> None:
     seen: set[str] = set()
     for request_id in request_ids:
         generation = registry.find(request_id)
-        if request_id in seen or (generation is not None and registry.live(generation.uid) is not None):
+        if request_id in seen or (generation is not None and is_live(registry, generation)):
             raise ServiceError(Reason.DUPLICATE_REQUEST_ID, f"request {request_id!r} is live")
         seen.add(request_id)
 
 
 def readable(registry: Registry, request_id: str) -> Generation:
-    """The detached generation of this id. Raises ServiceError: REQUEST_NOT_FOUND or RESULT_EXPIRED."""
+    """The head of the detached request of this id. Raises ServiceError: REQUEST_NOT_FOUND or RESULT_EXPIRED."""
     generation = registry.find(request_id)
     if generation is None:
         if registry.departed.was_kept(request_id):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from chairlift.v1 import event_pb2, generation_service_pb2, generation_service_pb2_grpc, request_pb2
 from chairlift_worker.ipc.messages import EndingMsg
@@ -10,7 +10,7 @@ from chairlift_worker.ipc.messages import EndingMsg
 from chairlift_service import errors
 from chairlift_service.errors import Reason, ServiceError, Violation
 from chairlift_service.requests.canceller import Canceller
-from chairlift_service.requests.cursor import Ended, Started
+from chairlift_service.requests.cursor import Ended, Event, PromptSlice, Started
 from chairlift_service.requests.generation import Generation
 from chairlift_service.requests.intake import Intake
 from chairlift_service.requests.lease import Lease
@@ -40,48 +40,38 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: _pb.GenerateRequest, context: CallContext) -> None:  # noqa: N802 - gRPC's name
         """Adds a request that this call owns, and streams it."""
         with await self._own(request.request, context) as lease:
-            (generation,) = lease.generations
-            with self._readers.open(("request", generation.uid)) as reader:
-                reader.follow(generation)
-                await context.send_initial_metadata(request_id_metadata(generation.request_id))
-                async for _, event in reader.events():
-                    match event:
-                        case Started():
-                            await reader.deliver(
-                                context.write(_pb.GenerateResponse(accepted=events.accepted(generation)))
-                            )
-                        case LogSlice():
-                            await reader.deliver(
-                                context.write(_pb.GenerateResponse(delta=events.delta(generation, event)))
-                            )
-                        case Ended(EndingMsg() as ending):
-                            await reader.deliver(
-                                context.write(_pb.GenerateResponse(finished=events.finished(generation, ending)))
-                            )
-                            return
-                        case Ended(ServiceError() as error):
-                            raise error
+            head = lease.generations[0]
+            with self._readers.open(("request", head.uid)) as reader:
+                for choice in head.choices:
+                    reader.follow(choice)
+                await context.send_initial_metadata(request_id_metadata(head.request_id))
+                async for generation, event in reader.events():
+                    if isinstance(event, Ended) and isinstance(event.ending, ServiceError):
+                        raise event.ending
+                    await reader.deliver(context.write(_event(generation, event)))
+                    if reader.is_done:
+                        return
 
     @guarded
     async def Complete(self, request: _pb.CompleteRequest, context: CallContext) -> _pb.CompleteResponse:  # noqa: N802 - gRPC's name
         """Adds a request that this call owns, and returns its whole output."""
         with await self._own(request.request, context) as lease:
-            (generation,) = lease.generations
-            with self._readers.open(("request", generation.uid), endings_only=True) as reader:
-                reader.follow(generation)
+            head = lease.generations[0]
+            with self._readers.open(("request", head.uid), endings_only=True) as reader:
+                for choice in head.choices:
+                    reader.follow(choice)
                 async for _ in reader.events():
-                    if generation.ending is not None:
+                    if all(choice.ending is not None for choice in head.choices):
                         break
-            if isinstance(generation.ending, ServiceError):
-                raise generation.ending
-            assert generation.ending is not None  # the only way out of the loop
+            choices = []
+            for choice in head.choices:
+                if isinstance(choice.ending, ServiceError):
+                    raise choice.ending
+                assert choice.ending is not None  # the only way out of the loop
+                choices.append(events.whole_choice(choice, choice.ending))
             # Not before: a failure without initial metadata is one that a client's retry policy may try again.
-            await context.send_initial_metadata(request_id_metadata(generation.request_id))
-            whole = generation.output.slice(0, len(generation.output))
-            choice = _pb.Choice(
-                output=events.delta(generation, whole), finished=events.finished(generation, generation.ending)
-            )
-            return _pb.CompleteResponse(accepted=events.accepted(generation), choices=[choice])
+            await context.send_initial_metadata(request_id_metadata(head.request_id))
+            return _pb.CompleteResponse(accepted=events.accepted(head), choices=choices)
 
     @guarded
     async def AddRequest(self, request: _pb.AddRequestRequest, context: CallContext) -> _pb.AddRequestResponse:  # noqa: N802 - gRPC's name
@@ -137,17 +127,19 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
     async def _stream_request(self, request_id: str, from_index: int, context: CallContext) -> None:
         log_under(request_id)
-        generation = readable(self._registry, request_id)
-        if from_index > len(generation.output):
-            raise _violation("from_index", f"is {from_index}; {len(generation.output)} tokens are generated so far")
-        with self._readers.open(("request", generation.uid)) as reader:
-            reader.follow(generation, index=from_index)
+        head = readable(self._registry, request_id)
+        num_tokens = max(len(choice.output) for choice in head.choices)
+        if from_index > num_tokens:
+            raise _violation("from_index", f"is {from_index}; {num_tokens} tokens are generated so far")
+        with self._readers.open(("request", head.uid)) as reader:
+            for choice in head.choices:
+                reader.follow(choice, index=min(from_index, len(choice.output)))
             await context.send_initial_metadata(request_id_metadata(request_id))
-            async for _, event in reader.events():
+            async for generation, event in reader.events():
                 if isinstance(event, Ended) and isinstance(event.ending, ServiceError):
                     raise event.ending
                 await reader.deliver(context.write(_result(generation, event)))
-                if isinstance(event, Ended):
+                if reader.is_done:
                     return
 
     async def _stream_session(self, session: str, from_index: int, context: CallContext) -> None:
@@ -163,23 +155,34 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
     def _follow_session(self, session: str, reader: Reader) -> None:
         for generation in self._registry.of_session(session):
-            if generation.detached:
-                reader.follow(generation)
+            for choice in generation.choices if generation.detached else ():
+                reader.follow(choice)
 
 
-def _result(generation: Generation, event: Started | LogSlice | Ended) -> _pb.ResultResponse:
+def _event(generation: Generation, event: Event) -> _pb.GenerateResponse:
+    """One event of a Generate stream. Must not be an error."""
+    return _pb.GenerateResponse(**_parts(generation, event))
+
+
+def _result(generation: Generation, event: Event) -> _pb.ResultResponse:
     """One event of a Result stream."""
-    request_id = generation.request_id
+    return _pb.ResultResponse(request_id=generation.request_id, **_parts(generation, event))
+
+
+def _parts(generation: Generation, event: Event) -> dict[str, Any]:
+    """The event as the field of its message."""
     match event:
         case Started():
-            return _pb.ResultResponse(request_id=request_id, accepted=events.accepted(generation))
+            return {"accepted": events.accepted(generation)}
+        case PromptSlice():
+            return {"delta": events.prompt_delta(generation, event)}
         case LogSlice():
-            return _pb.ResultResponse(request_id=request_id, delta=events.delta(generation, event))
-        case Ended(ending):
-            if isinstance(ending, EndingMsg):
-                return _pb.ResultResponse(request_id=request_id, finished=events.finished(generation, ending))
-            failed = event_pb2.Failed(status=errors.status(ending))
-            return _pb.ResultResponse(request_id=request_id, failed=failed)
+            return {"delta": events.delta(generation, event)}
+        case Ended(EndingMsg() as ending):
+            return {"finished": events.finished(generation, ending)}
+        case Ended(error):
+            assert isinstance(error, ServiceError)
+            return {"failed": event_pb2.Failed(status=errors.status(error))}
 
 
 def _violation(field: str, description: str, reason: Reason = Reason.INVALID_VALUE) -> ServiceError:

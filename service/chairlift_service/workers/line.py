@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from chairlift_worker.ipc.messages import AddRequestMsg, AnswerMsg, ControlMsg
@@ -70,7 +70,7 @@ class WorkerLine:
         if self._over:
             raise _gone()
         if self._link is None or self._waiting:  # nobody overtakes
-            self._waiting.update(dict.fromkeys(message.uid for message in messages))
+            self._waiting.update(dict.fromkeys(uid for message in messages for uid in _uids(message)))
         else:
             self._link.add(messages)
 
@@ -99,6 +99,11 @@ class WorkerLine:
             self._ends.cancelled(uid)
         else:  # it was sent meanwhile
             self.cancel(uid)
+
+
+def _uids(message: AddRequestMsg) -> Iterator[int]:
+    yield message.uid
+    yield from (fork.uid for fork in message.forks)
 
 
 def _gone() -> ServiceError:

@@ -111,6 +111,32 @@ def test_every_flag_of_processors_reaches_its_field(server: FakeServer) -> None:
     assert all(len(entry["top"]) == 5 for delta in deltas for entry in delta["logprobs"])
 
 
+def test_several_answers_are_shown_one_after_the_other(server: FakeServer) -> None:
+    args = ["generate", "abc", "--max-new-tokens", "4", "--num-choices", "3", "--target", server.target]
+    shown = "--- choice 0\nabca\n--- choice 1\nbcab\n--- choice 2\ncabc\n"
+    assert chairlift(*args).stdout == shown
+    assert chairlift(*args, "--output", "ids").stdout.splitlines()[1::2] == [
+        "97 98 99 97",
+        "98 99 97 98",
+        "99 97 98 99",
+    ]
+    endings = [
+        event["finished"]["choice"]
+        for event in json_lines(chairlift(*args, "--json").stdout)[1:]
+        if "finished" in event
+    ]
+    assert sorted(endings) == [0, 1, 2]
+
+
+def test_a_prompt_is_scored(server: FakeServer) -> None:
+    args = ["generate", "abc", "--max-new-tokens", "0", "--prompt-logprobs", "1", "--target", server.target]
+    assert chairlift(*args).returncode == 2
+    _, judged, finished = json_lines(chairlift(*args, "--json").stdout)
+    first, *others = judged["delta"]["prompt_logprobs"]
+    assert (first["top"], [entry["chosen"] for entry in others]) == ([], [-0.125, -0.25])
+    assert finished["finished"]["usage"]["generated_tokens"] == 0
+
+
 def test_ids_are_printed_between_spaces(server: FakeServer) -> None:
     done = chairlift("generate", "--ids", f"7,8,{EOS_TOKEN_ID}", "--output", "ids", "--target", server.target)
     assert done.stdout == f"7 8 {EOS_TOKEN_ID}\n"

@@ -15,6 +15,7 @@ import pytest
 from chairlift.v1 import info_service_pb2
 from chairlift_service import gateway
 from chairlift_service.config import ConfigError, load
+from chairlift_service.sampling import choice_seed
 from chairlift_service.servicers.vllm_engine.asked import asked_of
 from chairlift_service.servicers.vllm_engine.bundle import CHUNK_BYTES, pack
 from google.protobuf.descriptor import FieldDescriptor
@@ -101,6 +102,35 @@ async def test_log_probabilities_of_the_chosen_tokens(served: Served, *, stream:
     assert top == (likeliest if asked_for else [([], [])] * 6)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_of_several_outputs_has_its_index(served: Served, *, stream: bool) -> None:
+    messages = await rest(stub(served).Generate(asked(*PROMPT, n=3, max_tokens=6, stream=stream, seed=5)))
+    ends = {message.complete.index: message.complete for message in messages if message.HasField("complete")}
+    assert sorted(ends) == [0, 1, 2]
+    for index, end in ends.items():
+        first = choice_seed(5, index) if index else 0
+        assert list(end.output_ids) == [PROMPT[(first + i) % len(PROMPT)] for i in range(6)]
+        chunks = [message.chunk for message in messages if message.HasField("chunk") and message.chunk.index == index]
+        assert [token for chunk in chunks for token in chunk.token_ids] == (list(end.output_ids) if stream else [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("asked_for", "count"), [(0, 3), (1, 3), (4, 3), (2, 0)])
+async def test_log_probabilities_of_the_prompt(served: Served, *, stream: bool, asked_for: int, count: int) -> None:
+    request = asked(*PROMPT, max_tokens=count, prompt_logprobs=asked_for, stream=stream)
+    chunks, complete = await answers(stub(served).Generate(request))
+    assert [chunk.HasField("input_logprobs") for chunk in chunks] == [i == 0 for i in range(len(chunks))]
+    assert len(complete.output_ids) == count
+    for told in [complete.input_logprobs, *(chunk.input_logprobs for chunk in chunks[:1])]:
+        assert list(told.token_ids) == PROMPT
+        first, *others = told.token_logprobs
+        assert not first.HasField("value")
+        assert [each.value for each in others] == [logprob(i) - 2 for i in range(1, 4)]
+        tops = [(list(top.token_ids), list(top.values)) for top in told.top_logprobs]
+        assert tops[0] == ([], [])
+        assert tops[2] == ([42 + i for i in range(asked_for)], [logprob(2) - 2 - i for i in range(asked_for)])
+
+
 async def test_text_is_tokenised_as_generate_does_it(served: Served) -> None:
     request = asked(max_tokens=3)
     request.text = "The fox"
@@ -180,8 +210,8 @@ def set_value(message: Any, field: FieldDescriptor) -> None:
 
 TEXT_ONLY = {"skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"}
 HONOURED = {"temperature", "max_tokens", "ignore_eos", "stop", "stop_token_ids", "top_k", "seed"} | TEXT_ONLY
-HONOURED |= {"presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias"}
-IN_RANGE = {"top_p": 0.5, "min_p": 0.5, "logprobs": 1}
+HONOURED |= {"n", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias"}
+IN_RANGE = {"top_p": 0.5, "min_p": 0.5, "logprobs": 1, "prompt_logprobs": 1}
 VACUOUS = {"grammar_from_first_token"}  # about constraints, which are refused
 
 
@@ -193,7 +223,7 @@ async def test_every_sampling_parameter_is_honoured_or_refused_by_name(served: S
     else:
         set_value(request.sampling_params, request.sampling_params.DESCRIPTOR.fields_by_name[name])
     if name in HONOURED | IN_RANGE.keys() | VACUOUS:
-        await answers(stub(served).Generate(request))
+        assert (await rest(stub(served).Generate(request)))[-1].HasField("complete")
         return
     refused = await refusal(stub(served).Generate(request))
     assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_OPTION")
@@ -248,6 +278,9 @@ async def test_a_field_of_a_newer_protocol_is_refused(served: Served, part: str)
         (asked(5, logit_bias={7000: 1}), "UNKNOWN_TOKEN_ID", "sampling_params.logit_bias[7000]"),
         (asked(5, max_tokens=3, min_tokens=4), "INVALID_VALUE", "sampling_params.min_tokens"),
         (asked(5, logprobs=-1), "UNSUPPORTED_OPTION", "sampling_params.logprobs"),
+        (asked(5, prompt_logprobs=-1), "UNSUPPORTED_OPTION", "sampling_params.prompt_logprobs"),
+        (asked(5, prompt_logprobs=129), "INVALID_VALUE", "sampling_params.prompt_logprobs"),
+        (asked(5, n=129), "INVALID_VALUE", "sampling_params.n"),
         (asked(5, seed=-1), "INVALID_VALUE", "sampling_params.seed"),
         (asked(5, stop=["a", ""]), "INVALID_VALUE", "sampling_params.stop[1]"),
         (asked(5, stop=["a"] * 65), "INVALID_VALUE", "sampling_params.stop"),

@@ -21,14 +21,14 @@ _HONOURED_SAMPLING: Final = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "ignore_eos"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens"),
-        *("stop", "stop_token_ids", "skip_special_tokens", "logprobs"),
+        *("stop", "stop_token_ids", "skip_special_tokens", "logprobs", "prompt_logprobs", "n"),
         # About the text, which the gateway makes of the ids.
         *("spaces_between_special_tokens", "include_stop_str_in_output"),
         "grammar_from_first_token",  # about a constraint, all of which are refused
     }
 )
 # Values of other fields that ask for nothing.
-_NEUTRAL: Final = {"n": 1, "data_parallel_rank": 0}
+_NEUTRAL: Final = {"data_parallel_rank": 0}
 
 # The service's own field paths by the gateway's; the first that fits counts.
 _FIELDS: Final = (
@@ -38,6 +38,8 @@ _FIELDS: Final = (
     (f"{PATH}.stop.min_new_tokens", "sampling_params.min_tokens"),
     (f"{PATH}.stop.strings", "sampling_params.stop"),
     (f"{PATH}.logprobs.top_n", "sampling_params.logprobs"),
+    (f"{PATH}.logprobs.prompt_top_n", "sampling_params.prompt_logprobs"),
+    (f"{PATH}.num_choices", "sampling_params.n"),
     (f"{PATH}.token_ids.ids", "tokenized.input_ids"),
     (f"{PATH}.token_ids", "tokenized.input_ids"),
     (f"{PATH}.", ""),
@@ -53,6 +55,7 @@ class Asked:
     stream: bool
     logprobs: bool  # of the chosen tokens
     top_logprobs: bool  # and the likeliest ones, the chosen one always among them, as in chairlift.v1
+    top_prompt_logprobs: bool  # the likeliest ones at each token of the prompt, too
 
 
 def asked_of(request: Any, model: ModelCardMsg) -> Asked:
@@ -67,15 +70,17 @@ def asked_of(request: Any, model: ModelCardMsg) -> Asked:
     _check_lengths(request, model=model, faults=faults)
     if params.seed < 0:
         faults.add("sampling_params.seed", f"must be at least 0, is {params.seed}")
-    if params.logprobs < 0:
-        text = f"this version does not return those of all tokens: {params.logprobs}"
-        faults.add("sampling_params.logprobs", text, Reason.UNSUPPORTED_OPTION)
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) < 0:
+            text = f"this version does not return those of all tokens: {getattr(params, name)}"
+            faults.add(f"sampling_params.{name}", text, Reason.UNSUPPORTED_OPTION)
     faults.raise_any()
     return Asked(
         message=_message(request),
         stream=request.stream,
         logprobs=params.HasField("logprobs"),
         top_logprobs=params.logprobs > 0,
+        top_prompt_logprobs=params.prompt_logprobs > 0,
     )
 
 
@@ -110,6 +115,10 @@ def _message(request: Any) -> request_pb2.GenerationRequest:
         message.seed = params.seed
     if params.HasField("logprobs"):
         message.logprobs.top_n = max(1, params.logprobs)
+    if params.HasField("prompt_logprobs"):
+        message.logprobs.prompt_top_n = max(1, params.prompt_logprobs)
+    if params.n:
+        message.num_choices = params.n
     if params.min_tokens:
         message.stop.min_new_tokens = params.min_tokens
     _set_sampling(message.sampling, params)

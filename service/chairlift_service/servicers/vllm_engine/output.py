@@ -1,4 +1,4 @@
-"""A generation's output as gateways are told it."""
+"""A generation's output as gateways are told it: of a request with several, one of its choices."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Output:
     def __init__(self, *, generation: Generation, asked: Asked) -> None:
         self._generation = generation
         self._asked = asked
+        self._has_chunks = False
 
     def chunk(self, piece: LogSlice) -> Any:
         """The slice's tokens."""
@@ -35,8 +36,12 @@ class Output:
             prompt_tokens=generation.request.num_prompt_tokens,
             completion_tokens=piece.index + len(piece.token_ids),
             cached_tokens=generation.cached_tokens or 0,
+            index=generation.choice,
         )
         self._add_logprobs(chunk.output_logprobs, piece)
+        if not self._has_chunks:
+            self._add_prompt_logprobs(chunk)
+            self._has_chunks = True
         return _pb.GenerateResponse(chunk=chunk)
 
     def complete(self, ending: EndingMsg) -> Any:
@@ -48,8 +53,10 @@ class Output:
             prompt_tokens=generation.request.num_prompt_tokens,
             completion_tokens=len(whole.token_ids),
             cached_tokens=generation.cached_tokens or 0,
+            index=generation.choice,
         )
         self._add_logprobs(complete.output_logprobs, whole)
+        self._add_prompt_logprobs(complete)
         finished = events.finished(generation, ending)
         complete.finish_reason = _FINISH_REASONS[finished.reason]
         if finished.stop.text:
@@ -73,3 +80,18 @@ class Output:
             for token_id, logprob in top:
                 entry.token_ids.append(token_id)
                 entry.values.append(logprob)
+
+    def _add_prompt_logprobs(self, message: Any) -> None:
+        """Those of the whole prompt, which come before the first token; in choice 0 alone."""
+        log, request = self._generation.prompt_log, self._generation.request
+        if log is None:
+            return
+        told = message.input_logprobs
+        for token_id, entry in zip(request.prompt_ids, log.slice(0, len(log)), strict=False):
+            told.token_ids.append(token_id)
+            told.token_logprobs.add(value=entry.logprob)
+            tops = told.top_logprobs.add()
+            own = () if entry.logprob is None else ((token_id, entry.logprob),)
+            for likely_id, logprob in (entry.top or own) if self._asked.top_prompt_logprobs else ():
+                tops.token_ids.append(likely_id)
+                tops.values.append(logprob)

@@ -73,7 +73,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @guarded
     async def Generate(self, request: Any, context: CallContext) -> None:
-        """Adds a request that this call owns: chunks as they come, if asked, and one ending with all of it.
+        """Adds a request that this call owns: chunks as they come, if asked, and an ending with all of each choice.
 
         Nothing is sent before there is output: until then a gateway may try another service.
         """
@@ -81,17 +81,19 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         log_under(request.request_id)
         asked, lease = await self._own(request, context)
         with lease:
-            (generation,) = lease.generations
-            output = Output(generation=generation, asked=asked)
-            with self._readers.open(("request", generation.uid), endings_only=not asked.stream) as reader:
-                reader.follow(generation)
-                async for _, event in reader.events():
+            head = lease.generations[0]
+            outputs = {choice.uid: Output(generation=choice, asked=asked) for choice in head.choices}
+            with self._readers.open(("request", head.uid), endings_only=not asked.stream) as reader:
+                for choice in head.choices:
+                    reader.follow(choice)
+                async for generation, event in reader.events():
                     match event:
                         case LogSlice() if asked.stream and event.token_ids:
-                            await reader.deliver(context.write(output.chunk(event)))
+                            await reader.deliver(context.write(outputs[generation.uid].chunk(event)))
                         case Ended(EndingMsg() as ending):
-                            await reader.deliver(context.write(output.complete(ending)))
-                            return
+                            await reader.deliver(context.write(outputs[generation.uid].complete(ending)))
+                            if reader.is_done:
+                                return
                         case Ended(ServiceError() as error):
                             raise error
 

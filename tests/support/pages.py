@@ -86,9 +86,37 @@ def sink_scores(geometry: Geometry) -> torch.Tensor:
 
 def formula(geometry: Geometry, row: Row) -> torch.Tensor:
     """(new tokens, heads, dim) float64: softmax over what each query sees, of what the cache holds."""
+    _, value = _held(geometry, row)
+    return torch.einsum("hts,shd->thd", _weights(geometry, row), value)
+
+
+def rounding_allowance(geometry: Geometry, row: Row) -> torch.Tensor:
+    """(new tokens, heads, dim): how far an output may be off if queries and weights are rounded to bfloat16.
+
+    A weight w that is off by a share e moves the output by w * e * (value - output). Rounding is at most 2^-8: of the
+    weight itself, and of each product in its score. A twentieth more for what is left out of that, squares of e.
+    """
+    key, value = _held(geometry, row)
+    query = row.query.double()
+    lost = (query - query.to(torch.bfloat16).double()).abs()
+    weights = _weights(geometry, row)
+    shares = weights * (2**-8 + torch.einsum("thd,shd->hts", lost, key.abs()) * geometry.scale)
+    out = torch.einsum("hts,shd->thd", weights, value).abs()
+    off = torch.einsum("hts,shd->thd", shares, value.abs()) + out * shares.sum(dim=-1).T[:, :, None]
+    return 1.05 * off
+
+
+def _held(geometry: Geometry, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as the cache holds them, (positions, heads, dim) float64."""
     key, value = (
         part.to(geometry.cache_type).double().repeat_interleave(geometry.group, dim=1) for part in (row.key, row.value)
     )
+    return key, value
+
+
+def _weights(geometry: Geometry, row: Row) -> torch.Tensor:
+    """(heads, new tokens, positions) float64."""
+    key, _ = _held(geometry, row)
     scores = torch.einsum("thd,shd->hts", row.query.double(), key) * geometry.scale
     if geometry.softcap:
         scores = geometry.softcap * torch.tanh(scores / geometry.softcap)
@@ -101,8 +129,7 @@ def formula(geometry: Geometry, row: Row) -> torch.Tensor:
     if geometry.sinks:
         sinks = sink_scores(geometry).double()[:, None, None].expand(-1, row.num_tokens, 1)
         scores = torch.cat([scores, sinks], dim=-1)
-    weights = scores.softmax(dim=-1)[..., : row.start + row.num_tokens]
-    return torch.einsum("hts,shd->thd", weights, value)
+    return scores.softmax(dim=-1)[..., : row.start + row.num_tokens]
 
 
 @dataclass

@@ -5,7 +5,8 @@
 // page's first unit; a layer's keys are in unit entry + unit_offset, its values in the unit after that.
 //
 // What a row gets depends on that row alone: its context is cut at fixed lengths, never by the number of threads, and
-// the parts are put together in order. All sums are float32.
+// the parts are put together in order. All sums are float32. Of a bfloat16 cache, rows of several tokens round queries and
+// weights to bfloat16 where the processor has dot products of it; everything else is multiplied in float32.
 #pragma once
 
 #include <cstdint>

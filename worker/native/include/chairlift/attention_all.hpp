@@ -1,14 +1,21 @@
 // The attention kernels of one instruction set. Internal linkage, as in vector.hpp.
 #pragma once
 
+#include "chairlift/attention_dot.hpp"
 #include "chairlift/attention_few.hpp"
 #include "chairlift/attention_many.hpp"
 
 namespace chairlift {
 namespace {
 
+#if defined(__AVX512BF16__)
+constexpr AttendFunction kManyBf16 = attend_dot;
+#else
+constexpr AttendFunction kManyBf16 = attend_many<Bf16>;
+#endif
+
 constexpr AttentionKernels kAttention{
-    kLanes, {attend_few<float>, attend_few<Bf16>}, {attend_many<float>, attend_many<Bf16>}, map_exp, map_tanh};
+    kLanes, {attend_few<float>, attend_few<Bf16>}, {attend_many<float>, kManyBf16}, map_exp, map_tanh};
 
 }  // namespace
 }  // namespace chairlift

@@ -34,7 +34,6 @@ struct QueryTile {
   std::int32_t window;
   float scale;
   float softcap;
-  bool bf16_query;  // the queries were bfloat16: no loss in making them so again
 };
 
 // Softmax over a part of the context, not yet divided.
@@ -67,7 +66,7 @@ constexpr std::int64_t few_scratch(std::int64_t lines, std::int64_t width) {
   return lines * (kSplit + kMaxLanes + width);
 }
 constexpr std::int64_t many_scratch(std::int64_t columns, std::int64_t width) {
-  return kTile * (2 * width + columns) + 4 * columns;
+  return kTile * (2 * width + columns) + (width / 2 + 4) * columns;
 }
 
 // Null where the build lacks the instruction set; isa.hpp says what the processor has.

@@ -14,12 +14,16 @@ constexpr int kProductRows = 12;
 constexpr int kProductRows = 6;
 #endif
 
+// How elements of a product are multiplied: an element of a with a vector of b.
+inline Floats multiply_add(float a, Floats b, Floats sums) { return fma(splat(a), b, sums); }
+
 // c (rows, columns) = or += a (rows, depth) * b (depth, columns). Element (r, k) of a is at r * a_row + k * a_depth.
+template <class T>
 struct Product {
-  const float* a;
+  const T* a;
   std::ptrdiff_t a_row;
   std::ptrdiff_t a_depth;
-  const float* b;
+  const T* b;
   float* c;
   int rows;
   int depth;
@@ -27,8 +31,8 @@ struct Product {
   bool add;
 };
 
-template <int kRows, int kVectors>
-inline void multiply_block(const Product& p, int row, int column) {
+template <int kRows, int kVectors, class T>
+inline void multiply_block(const Product<T>& p, int row, int column) {
   Floats sums[kRows][kVectors] = {};
   float* c = p.c + row * p.columns + column;
   if (p.add) {
@@ -40,20 +44,20 @@ inline void multiply_block(const Product& p, int row, int column) {
       }
     }
   }
-  const float* a = p.a + row * p.a_row;
-  const float* b = p.b + column;
+  const T* a = p.a + row * p.a_row;
+  const T* b = p.b + column;
   for (int k = 0; k < p.depth; ++k) {
-    Floats line[kVectors];
+    decltype(load(b)) line[kVectors];
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       line[v] = load(b + v * kLanes);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Floats factor = splat(a[r * p.a_row]);
+      const T factor = a[r * p.a_row];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = fma(factor, line[v], sums[r][v]);
+        sums[r][v] = multiply_add(factor, line[v], sums[r][v]);
       }
     }
     a += p.a_depth;
@@ -68,8 +72,8 @@ inline void multiply_block(const Product& p, int row, int column) {
   }
 }
 
-template <int kRows, int kVectors>
-inline void multiply_rows(const Product& p, int row, int column) {
+template <int kRows, int kVectors, class T>
+inline void multiply_rows(const Product<T>& p, int row, int column) {
   if constexpr (kRows > 0) {
     for (; row + kRows <= p.rows; row += kRows) {
       multiply_block<kRows, kVectors>(p, row, column);
@@ -78,7 +82,8 @@ inline void multiply_rows(const Product& p, int row, int column) {
   }
 }
 
-inline void multiply(const Product& p) {
+template <class T>
+inline void multiply(const Product<T>& p) {
   int column = 0;
   for (; column + 2 * kLanes <= p.columns; column += 2 * kLanes) {
     multiply_rows<kProductRows, 2>(p, 0, column);
@@ -137,28 +142,35 @@ inline void widen(const T* const* rows, std::int64_t offset, int n, int head_dim
   }
 }
 
+// Scores of keys [first, first + n) as they enter the softmax, of kLanes lines; the highest so far.
+template <bool kMasked>
+inline Floats finish_tile(const QueryTile& tile, const Running& running, int first, int n, int line) {
+  const Floats none = splat(-__builtin_inff());
+  float* scores = running.scores + line;
+  const auto positions = load_as<Ints>(running.positions + line);
+  const Ints reach = tile.window > 0 ? positions - tile.window : splat(std::int32_t{-1});
+  Floats top = none;
+  for (int k = 0; k < n; ++k) {
+    Floats score = finish_scores(load(scores + k * tile.columns), tile.scale, tile.softcap);
+    if constexpr (kMasked) {
+      const Ints key = splat(first + k);
+      score = ((key <= positions) & (key > reach)) ? score : none;
+    }
+    store(scores + k * tile.columns, score);
+    top = max(top, score);
+  }
+  return max(load(running.highest + line), top);
+}
+
 // Scores of keys [first, first + n) become weights, and the running values take them in.
 template <bool kMasked>
 inline void soften_tile(const QueryTile& tile, const Running& running, int first, int n) {
   const Floats none = splat(-__builtin_inff());
   for (int line = 0; line < tile.columns; line += kLanes) {
     float* scores = running.scores + line;
-    const auto positions = load_as<Ints>(running.positions + line);
-    const Ints reach = tile.window > 0 ? positions - tile.window : splat(std::int32_t{-1});
-    Floats top = none;
-    for (int k = 0; k < n; ++k) {
-      Floats score = finish_scores(load(scores + k * tile.columns), tile.scale, tile.softcap);
-      if constexpr (kMasked) {
-        const Ints key = splat(first + k);
-        score = ((key <= positions) & (key > reach)) ? score : none;
-      }
-      store(scores + k * tile.columns, score);
-      top = max(top, score);
-    }
-    const Floats before = load(running.highest + line);
-    const Floats now = max(before, top);
+    const Floats now = finish_tile<kMasked>(tile, running, first, n, line);
     const Floats shift = now == none ? Floats{} : now;  // nothing seen yet: -inf - -inf would be NaN
-    const Floats rescale = exp(before - shift);
+    const Floats rescale = exp(load(running.highest + line) - shift);
     Floats total = load(running.total + line) * rescale;
     for (int k = 0; k < n; ++k) {
       const Floats weights = exp(load(scores + k * tile.columns) - shift);
@@ -169,6 +181,12 @@ inline void soften_tile(const QueryTile& tile, const Running& running, int first
     store(running.total + line, total);
     store(running.rescale + line, rescale);
   }
+}
+
+// Whether a line of the tile does not see all of the keys [first, first + n).
+inline bool is_masked(const QueryTile& tile, int first, int n) {
+  const int last_position = tile.position + (tile.lines - 1) / tile.group;
+  return first + n - 1 > tile.position || (tile.window > 0 && first <= last_position - tile.window);
 }
 
 inline void rescale_values(const QueryTile& tile, const float* rescale, float* values) {
@@ -186,24 +204,23 @@ template <class T>
 void attend_many(const QueryTile& tile, const KeySpan& span, const Partial& partial, float* scratch) {
   const T* keys[kTile];
   const Running running = carve(tile, scratch);
-  const int last_position = tile.position + (tile.lines - 1) / tile.group;
   std::memset(partial.values, 0, static_cast<std::size_t>(tile.lines * tile.width) * sizeof(float));
   for (int first = span.first; first < span.last;) {
     const int end = first - first % kTile + kTile;  // cut at the same places whatever the span
     const int n = (end < span.last ? end : span.last) - first;
     find_keys<T>(span, first, first + n, keys);
     widen(keys, 0, n, tile.head_dim, tile.head_dim, running.keys);
-    multiply({running.keys, tile.head_dim, 1, tile.query, running.scores, n, tile.head_dim, tile.columns, false});
-    const bool masked =
-        first + n - 1 > tile.position || (tile.window > 0 && first <= last_position - tile.window);
-    if (masked) {
+    multiply<float>({running.keys, tile.head_dim, 1, tile.query, running.scores, n, tile.head_dim, tile.columns,
+                     false});
+    if (is_masked(tile, first, n)) {
       soften_tile<true>(tile, running, first, n);
     } else {
       soften_tile<false>(tile, running, first, n);
     }
     rescale_values(tile, running.rescale, partial.values);
     widen(keys, span.unit, n, tile.head_dim, tile.width, running.values);
-    multiply({running.scores, 1, tile.columns, running.values, partial.values, tile.lines, n, tile.width, true});
+    multiply<float>({running.scores, 1, tile.columns, running.values, partial.values, tile.lines, n, tile.width,
+                     true});
     first += n;
   }
   std::memcpy(partial.highest, running.highest, static_cast<std::size_t>(tile.lines) * sizeof(float));

@@ -18,6 +18,7 @@
 namespace chairlift {
 
 constexpr std::int32_t kWriteTokens = 64;    // new tokens that a thread puts into pages at a time
+constexpr std::int32_t kTurned = 8;          // queries that are transposed at a time
 constexpr std::int64_t kSerialWork = 1 << 17;  // multiplications under which waking other threads costs more
 
 inline float to_float(float x) { return x; }
@@ -154,8 +155,7 @@ class AttentionRun {
                          .position = step_.row_start[group.row] + group.first_query,
                          .window = layer_.window,
                          .scale = layer_.scale,
-                         .softcap = layer_.softcap,
-                         .bf16_query = layer_.io_type == kChairliftBfloat16};
+                         .softcap = layer_.softcap};
     load_queries(group, tile, few, query, scratch);
     const auto function = (few ? kernels_.few : kernels_.many)[layer_.cache_type];
     function(tile, span_of(group, piece.split), partial_at(first, lines, piece.split), scratch);
@@ -190,15 +190,21 @@ class AttentionRun {
   void load_queries(const AttentionGroup& group, const QueryTile& tile, bool few, float* query, float* line) {
     const auto copy = kCopy[layer_.io_type][kChairliftFloat32];
     std::fill_n(query, few ? tile.lines * tile.width : tile.head_dim * tile.columns, 0.0F);
-    for (std::int32_t r = 0; r < tile.lines; ++r) {
-      const std::byte* from = head_of(call_.query, group, r);
-      if (few) {
-        copy(from, query + r * tile.width, tile.head_dim);
-        continue;
+    if (few) {
+      for (std::int32_t r = 0; r < tile.lines; ++r) {
+        copy(head_of(call_.query, group, r), query + r * tile.width, tile.head_dim);
       }
-      copy(from, line, tile.head_dim);
+      return;
+    }
+    for (std::int32_t begin = 0; begin < tile.lines; begin += kTurned) {
+      const std::int32_t count = std::min(kTurned, tile.lines - begin);
+      for (std::int32_t r = 0; r < count; ++r) {
+        copy(head_of(call_.query, group, begin + r), line + r * tile.head_dim, tile.head_dim);
+      }
       for (std::int32_t d = 0; d < tile.head_dim; ++d) {
-        query[d * tile.columns + r] = line[d];
+        for (std::int32_t r = 0; r < count; ++r) {
+          query[d * tile.columns + begin + r] = line[r * tile.head_dim + d];
+        }
       }
     }
   }
@@ -224,8 +230,9 @@ class AttentionRun {
           line[d] += share * values[d];
         }
       }
+      const float inverse = 1.0F / total;
       for (std::int32_t d = 0; d < layer_.head_dim; ++d) {
-        line[d] /= total;
+        line[d] *= inverse;
       }
       kCopy[kChairliftFloat32][layer_.io_type](line, head_of(call_.out, group, r), layer_.head_dim);
     }

@@ -1,6 +1,6 @@
 """The native attention kernel beside torch's gather and scaled_dot_product_attention, and beside the memory.
 
-usage: attention_kernel.py [--rows 1 8 32] [--context 128 512 2048 8192] [--threads 1 2] [--types bfloat16 float32]
+usage: attention_kernel.py [--rows 1 8 32] [--context 128 512 2048 8192] [--threads 1 2] [--types bfloat16 float32 int8]
                            [--heads 9] [--kv-heads 3] [--head-dim 64] [--page-size 16] [--json FILE]
 
 Decode lines: GB/s of keys and values read, and their share of what a plain sum over memory reads in the same run.
@@ -24,7 +24,25 @@ from torch.nn.functional import scaled_dot_product_attention
 
 MEMORY_BYTES = 256 << 20  # taken by the pages of all layers together, at least: many times the last-level cache
 CHUNK = 512
-TYPES = {"bfloat16": (torch.bfloat16, ElementType.BFLOAT16), "float32": (torch.float32, ElementType.FLOAT32)}
+SCALE_BYTES = 4  # behind each head of an int8 cache
+
+
+@dataclass(frozen=True)
+class Type:
+    """Of a cache, and of the queries and outputs with it."""
+
+    cache: torch.dtype
+    element: ElementType
+    io: torch.dtype
+    io_element: ElementType
+    more: int = 0  # elements that a head has beside its own
+
+
+TYPES = {
+    "bfloat16": Type(torch.bfloat16, ElementType.BFLOAT16, torch.bfloat16, ElementType.BFLOAT16),
+    "float32": Type(torch.float32, ElementType.FLOAT32, torch.float32, ElementType.FLOAT32),
+    "int8": Type(torch.int8, ElementType.INT8, torch.bfloat16, ElementType.BFLOAT16, SCALE_BYTES),
+}
 
 
 @dataclass(frozen=True)
@@ -51,9 +69,19 @@ class Shape:
         return -(-self.context // self.page_size)
 
     @property
+    def type(self) -> Type:
+        """That its name says."""
+        return TYPES[self.dtype]
+
+    @property
+    def stored_dim(self) -> int:
+        """Elements of a head in the cache."""
+        return self.head_dim + self.type.more
+
+    @property
     def kv_bytes(self) -> int:
         """Keys and values that a layer must read."""
-        return 2 * self.rows * self.context * self.kv_heads * self.head_dim * TYPES[self.dtype][0].itemsize
+        return 2 * self.rows * self.context * self.kv_heads * self.stored_dim * self.type.cache.itemsize
 
 
 class Bench:
@@ -61,17 +89,16 @@ class Bench:
 
     def __init__(self, shape: Shape, threads: int) -> None:
         self._shape = shape
-        dtype, element = TYPES[shape.dtype]
         self._num_layers = max(1, -(-MEMORY_BYTES // shape.kv_bytes))
         num_units = 2 * self._num_layers * shape.rows * shape.pages
-        self._cache = torch.randn(
-            (min(num_units, 1 << 14), shape.page_size, shape.kv_heads, shape.head_dim), dtype=dtype
+        self._cache = _stored(
+            torch.randn((min(num_units, 1 << 14), shape.page_size, shape.kv_heads, shape.head_dim)), shape.type
         ).repeat(-(-num_units // (1 << 14)), 1, 1, 1)[:num_units]
         order = torch.randperm(shape.rows * shape.pages).view(shape.rows, shape.pages)
         self._tables = (order * 2 * self._num_layers).to(torch.int32)
         tokens = shape.rows * shape.num_tokens
-        self._query = torch.randn((tokens, shape.heads, shape.head_dim), dtype=dtype)
-        self._new = torch.randn((tokens, shape.kv_heads, shape.head_dim), dtype=dtype)
+        self._query = torch.randn((tokens, shape.heads, shape.head_dim), dtype=shape.type.io)
+        self._new = torch.randn((tokens, shape.kv_heads, shape.head_dim), dtype=shape.type.io)
         self._out = torch.empty_like(self._query)
         self._first = torch.arange(0, tokens + 1, shape.num_tokens, dtype=torch.int32)
         self._start = torch.full((shape.rows,), shape.start, dtype=torch.int32)
@@ -83,18 +110,18 @@ class Bench:
             num_rows=shape.rows,
             num_threads=threads,
         )
-        self._layers = [NativeLayer(self._arguments(element, layer)) for layer in range(self._num_layers)]
+        self._layers = [NativeLayer(self._arguments(layer)) for layer in range(self._num_layers)]
         positions = torch.arange(shape.context)
         self._pages = self._tables[:, positions // shape.page_size].long()
         self._slots = (positions % shape.page_size).expand_as(self._pages)
 
-    def _arguments(self, element: ElementType, layer: int) -> LayerArguments:
+    def _arguments(self, layer: int) -> LayerArguments:
         s = self._shape
         return LayerArguments(
             cache=self._cache.data_ptr(),
             num_units=self._cache.shape[0],
-            cache_type=element,
-            io_type=element,
+            cache_type=s.type.element,
+            io_type=s.type.io_element,
             page_size=s.page_size,
             heads=s.heads,
             kv_heads=s.kv_heads,
@@ -118,9 +145,11 @@ class Bench:
         s = self._shape
         units = self._pages + 2 * (turn % self._num_layers)
         slots = units * s.page_size + self._slots
-        flat = self._cache.view(-1, s.kv_heads, s.head_dim)
+        flat = self._cache.view(-1, s.kv_heads, s.stored_dim)
         key, value = (
-            flat.index_select(0, at.flatten()).view(s.rows, s.context, s.kv_heads, s.head_dim).transpose(1, 2)
+            _restored(flat.index_select(0, at.flatten()), s.type)
+            .view(s.rows, s.context, s.kv_heads, s.head_dim)
+            .transpose(1, 2)
             for at in (slots, slots + s.page_size)
         )
         query = self._query.view(s.rows, s.num_tokens, s.heads, s.head_dim)
@@ -138,6 +167,22 @@ class Bench:
             attn_mask=None if s.start == 0 else bias,
             is_causal=s.start == 0,
         )
+
+
+def _stored(heads: torch.Tensor, kind: Type) -> torch.Tensor:
+    """Heads (..., dim) as the cache holds them."""
+    if not kind.more:
+        return heads.to(kind.cache)
+    scale = torch.full((*heads.shape[:-1], 1), 4 / 127)
+    return torch.cat([(heads / scale).clamp(-127, 127).round().to(torch.int8), scale.view(torch.int8)], dim=-1)
+
+
+def _restored(heads: torch.Tensor, kind: Type) -> torch.Tensor:
+    """What torch's attention takes, of heads (..., dim) in the cache."""
+    if not kind.more:
+        return heads
+    scale = heads[..., -kind.more :].contiguous().view(torch.float32)
+    return (heads[..., : -kind.more] * scale).to(kind.io)
 
 
 def _strided(tensor: torch.Tensor) -> Strided:
@@ -194,7 +239,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[128, 512, 2048, 8192])
     parser.add_argument("--prefill", type=int, nargs="*", default=[0, 1536], help="tokens before the chunk")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--types", nargs="+", choices=list(TYPES), default=list(TYPES))
+    parser.add_argument("--types", nargs="+", choices=list(TYPES), default=["bfloat16", "float32"])
     for name, default in (("heads", 9), ("kv-heads", 3), ("head-dim", 64), ("page-size", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", type=Path)

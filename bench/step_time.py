@@ -1,6 +1,7 @@
 """Where a step's time goes, in the worker, without service or gRPC.
 
-usage: step_time.py [--model demo] [--rows 1 8 32] [--context 250] [--steps 30] [--dtype auto] [--json FILE]
+usage: step_time.py [--model demo] [--rows 1 8 32] [--context 250] [--steps 30] [--dtype auto]
+                    [--kv-cache-dtype auto|int8] [--json FILE]
 
 For each number of rows: that many requests with `context` prompt tokens decode together; the prefill line is one
 prompt of `context` tokens. Medians over steps, in milliseconds.
@@ -36,12 +37,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=250)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    driver = Driver(WorkerSettings(model=args.model, dtype=args.dtype, num_blocks=1200, safety_margin=0.0))
+    driver = Driver(
+        WorkerSettings(
+            model=args.model,
+            dtype=args.dtype,
+            kv_cache_dtype=args.kv_cache_dtype,
+            num_blocks=1200,
+            safety_margin=0.0,
+        )
+    )
     header = ("kind", "rows", "tokens", "total", *PARTS)
     print("  ".join(f"{name:>8}" for name in header))
     lines = []

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 from chairlift_worker.attention.native_kernel import Isa, isas, map_values
-from support.pages import Geometry, Paged, Row, formula, make_rows, rounding_allowance
+from support.pages import Geometry, Paged, Row, formula, make_rows, rounding_allowance, stored
 from support.pairwise import pairs_of, pairwise
 
-F32, BF16 = torch.float32, torch.bfloat16
+F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 # (start, num_tokens) of the rows of one step
 STEPS = {
     "first token": [(0, 1)],
@@ -31,7 +31,7 @@ PARAMETERS = {
     "window": [0, 1, 7, 100, 300, 5000],
     "softcap": [0.0, 1.5, 30.0],
     "sinks": [False, True],
-    "cache_type": [F32, BF16],
+    "cache_type": [F32, BF16, INT8],
     "io_type": [F32, BF16],
     "kv_heads": [1, 2, 3],
     "layer": [0, 1],
@@ -60,7 +60,7 @@ def assert_is(got: torch.Tensor, wanted: torch.Tensor, allowance: torch.Tensor |
 
 def allowance_of(geometry: Geometry, rows: Sequence[Row], isa: Isa) -> torch.Tensor:
     """Of all tokens: 0 unless the kernel multiplies bfloat16, which it does in rows of several tokens."""
-    dots = geometry.cache_type == BF16 and isa >= Isa.AVX512_BF16
+    dots = geometry.cache_type != F32 and isa >= Isa.AVX512_BF16
     return torch.cat(
         [
             rounding_allowance(geometry, row) if dots and row.num_tokens > 1 else torch.zeros(row.query.shape).double()
@@ -107,7 +107,7 @@ def test_where_bfloat16_holds_queries_and_weights_nothing_is_rounded(
 
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("window", [0, 90])
-@pytest.mark.parametrize("cache_type", [F32, BF16], ids=str)
+@pytest.mark.parametrize("cache_type", [F32, BF16, INT8], ids=str)
 def test_a_row_alone_gets_the_very_bits_that_it_gets_among_others(
     isa: Isa, window: int, cache_type: torch.dtype
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_row_alone_gets_the_very_bits_that_it_gets_among_others(
         assert torch.equal(alone, among_others)
 
 
-@pytest.mark.parametrize("cache_type", [F32, BF16], ids=str)
+@pytest.mark.parametrize("cache_type", [F32, BF16, INT8], ids=str)
 @pytest.mark.parametrize("io_type", [F32, BF16], ids=str)
 def test_new_keys_and_values_are_in_their_slots_and_nothing_else_changes(
     cache_type: torch.dtype, io_type: torch.dtype
@@ -130,8 +130,8 @@ def test_new_keys_and_values_are_in_their_slots_and_nothing_else_changes(
     for number, row in enumerate(rows):
         for position in range(row.start, row.start + row.num_tokens):
             keys, values = wanted.slot(number, position)
-            keys.copy_(row.key[position])  # torch rounds to nearest even
-            values.copy_(row.value[position])
+            keys.copy_(stored(row.key[position], cache_type))
+            values.copy_(stored(row.value[position], cache_type))
     paged.attend(isa=Isa.BEST, threads=2)
     torch.testing.assert_close(paged.cache, wanted.cache, rtol=0, atol=0, equal_nan=True)
 
@@ -152,12 +152,14 @@ def test_keys_that_another_layer_wrote_are_attended_to_without_writing() -> None
 
 
 @pytest.mark.parametrize("num_tokens", [1, 40])
-@pytest.mark.parametrize("cache_type", [F32, BF16], ids=str)
+@pytest.mark.parametrize("cache_type", [F32, BF16, INT8], ids=str)
 def test_a_nan_in_one_row_stays_in_that_row_and_is_seen_there(num_tokens: int, cache_type: torch.dtype) -> None:
     geometry = replace(SAMPLE, cache_type=cache_type)
     rows = make_rows(geometry, [(70, num_tokens), (70, num_tokens)])
     paged = Paged(geometry, rows)
-    paged.slot(0, 33)[0][1, 5] = float("nan")  # key of the second head
+    key = rows[0].key[33].clone()
+    key[1, 5] = float("nan")  # of the second head
+    paged.slot(0, 33)[0].copy_(stored(key, cache_type))
     out = paged.attend(isa=Isa.BEST, threads=1)
     sick, well = out[:num_tokens], out[num_tokens:]
     assert sick[:, 3:].isnan().all()

@@ -65,7 +65,7 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         "max_connection_age": 60.0, "max_connection_age_grace": 5.0, "max_connection_idle": 7.5,
         "max_blocks_per_request": 0, "model_config": ["sliding_window=4096", 'a="b"'],
         "use_cuda_graph": True, "q_padding_interval_size": 32, "kv_padding_interval_size": 128,
-        "model_impl": "transformers", "quantization": "int8", "cpu_isa": "avx2",
+        "model_impl": "transformers", "quantization": "int8", "cpu_isa": "avx2", "kv_cache_dtype": "int8",
         "speculative": "ngram", "speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 5,
         "max_step_stretch": 3.0, "default_compile_level": 2, "varlen_compile_config": "mode=default,dynamic=true",
         "decode_compile_config": '{"backend": "eager"}', "metrics_listen": "unix:/c", "otlp_endpoint": "http://o:4317",

@@ -32,7 +32,7 @@ from chairlift_worker.ipc.messages import (
     encode,
 )
 from chairlift_worker.ipc.settings import WorkerSettings
-from chairlift_worker.kv.layout import CacheLayout, make_layout
+from chairlift_worker.kv.layout import CacheLayout, KvCacheType, make_layout
 from chairlift_worker.kv.memory import PagedMemory
 from chairlift_worker.launched import LaunchedStep
 from chairlift_worker.model import load_model
@@ -85,11 +85,12 @@ class Shape:
     passes: PassConfig = PLAIN
     drafts: DraftLimits | None = None
     draft_costs: StepCosts = ALWAYS_DRAFT
+    kv_cache: KvCacheType = "auto"
     lag: int | None = None  # steps run on a device's queues that lag behind each other, by this seed
     foresight: bool = False  # drafts come from what is known of the outputs, not from looking up
 
     def layout(self, model: LoadedModel) -> CacheLayout:
-        return make_layout(model.layers, page_size=self.page_size)
+        return make_layout(model.layers, page_size=self.page_size, kv_cache=self.kv_cache)
 
 
 @dataclass

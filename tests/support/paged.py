@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from chairlift_worker.attention.native_kernel import Isa
 from chairlift_worker.ipc.settings import WorkerSettings
-from chairlift_worker.kv.layout import CacheLayout, make_layout
+from chairlift_worker.kv.layout import CacheLayout, KvCacheType, make_layout
 from chairlift_worker.model import load_model
 from chairlift_worker.plan import RowPlan, SampleSpec, StepPlan
 
@@ -65,14 +65,22 @@ class Sectors:
 class Desk:
     """A runner with a shuffled supply of sectors."""
 
-    def __init__(self, folder: Path, *, backend: str = "sdpa", page_size: int = 4, num_pages: int = 64) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        backend: str = "sdpa",
+        page_size: int = 4,
+        num_pages: int = 64,
+        kv_cache: KvCacheType = "auto",
+    ) -> None:
         """`backend` is a name; `native, in place` takes the decode fast path where there are no windows.
 
         `decoder` is the native decoder with the best instruction set, `decoder AVX2` with another.
         """
         name, _, in_place = backend.partition(", ")
         self.model = load_model(WorkerSettings(model=str(folder), dtype="float32"))
-        self.layout = make_layout(self.model.layers, page_size=page_size)
+        self.layout = make_layout(self.model.layers, page_size=page_size, kv_cache=kv_cache)
         fast = in_place and not self.model.has_sliding_layers
         blocks, rows = (MAX_BLOCKS, MAX_ROWS) if fast else (0, 0)
         if name.startswith("decoder"):
@@ -107,7 +115,7 @@ class Desk:
         for group, table in zip(self.layout.groups, sequence.tables, strict=True):
             for place in range(group.first_needed(sequence.computed)):
                 if table[place] >= 0:
-                    self.runner.cache.sectors[table[place]] = float("nan")
+                    self.runner.cache.sectors[table[place]] = -1 if self.layout.is_int8 else float("nan")
                 table[place] = -1
 
     def step(self, *rows: RowPlan) -> torch.Tensor:

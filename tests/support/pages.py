@@ -20,7 +20,12 @@ from chairlift_worker.attention.native_kernel import (
     Strided,
 )
 
-ELEMENT_TYPES = {torch.float32: ElementType.FLOAT32, torch.bfloat16: ElementType.BFLOAT16}
+ELEMENT_TYPES = {
+    torch.float32: ElementType.FLOAT32,
+    torch.bfloat16: ElementType.BFLOAT16,
+    torch.int8: ElementType.INT8,
+}
+SCALE_BYTES = 4  # behind each head of an int8 cache
 UNITS_PER_PAGE = 4  # two layers; the one tested is one of them
 
 
@@ -41,6 +46,11 @@ class Geometry:
     @property
     def scale(self) -> float:
         return self.sharpness * self.head_dim**-0.5
+
+    @property
+    def stored_dim(self) -> int:
+        """Elements of a head in the cache."""
+        return self.head_dim + (SCALE_BYTES if self.cache_type == torch.int8 else 0)
 
     @property
     def heads(self) -> int:
@@ -76,6 +86,25 @@ def make_rows(geometry: Geometry, ranges: Sequence[tuple[int, int]], *, seed: in
     return rows
 
 
+def stored(heads: torch.Tensor, cache_type: torch.dtype) -> torch.Tensor:
+    """Heads (..., dim) float32 as the cache holds them; int8 is (..., dim + 4), the last the bytes of a float32."""
+    if cache_type != torch.int8:
+        return heads.to(cache_type)  # to nearest even
+    most = heads.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.full_like(most, 127) / most  # torch has 127 / most as the product with a rounded reciprocal
+    numbers = (heads * inverse).round().to(torch.int8)
+    scale = (most / 127).flatten().clone().view(torch.int8)
+    return torch.cat([numbers, scale.view(*heads.shape[:-1], SCALE_BYTES)], dim=-1)
+
+
+def restored(heads: torch.Tensor) -> torch.Tensor:
+    """What heads in the cache stand for, float64."""
+    if heads.dtype != torch.int8:
+        return heads.double()
+    scale = heads[..., -SCALE_BYTES:].flatten().clone().view(torch.float32).double()
+    return heads[..., :-SCALE_BYTES].double() * scale.view(*heads.shape[:-1], 1)
+
+
 def first_visible(position: int, window: int) -> int:
     return max(0, position - window + 1) if window else 0
 
@@ -109,7 +138,8 @@ def rounding_allowance(geometry: Geometry, row: Row) -> torch.Tensor:
 def _held(geometry: Geometry, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values as the cache holds them, (positions, heads, dim) float64."""
     key, value = (
-        part.to(geometry.cache_type).double().repeat_interleave(geometry.group, dim=1) for part in (row.key, row.value)
+        restored(stored(part, geometry.cache_type)).repeat_interleave(geometry.group, dim=1)
+        for part in (row.key, row.value)
     )
     return key, value
 
@@ -146,9 +176,9 @@ class Paged:
         g = self.geometry
         num_pages = [-(-(row.start + row.num_tokens) // g.page_size) for row in self.rows]
         free = torch.randperm(sum(num_pages) + 3, generator=torch.Generator().manual_seed(self.seed)).tolist()
-        self.cache = torch.full(
-            (len(free) * UNITS_PER_PAGE, g.page_size, g.kv_heads, g.head_dim), float("nan"), dtype=g.cache_type
-        )
+        shape = (len(free) * UNITS_PER_PAGE, g.page_size, g.kv_heads, g.stored_dim)
+        # Of an int8 cache, too: all bits of a scale set are NaN.
+        self.cache = torch.full(shape, -1 if g.cache_type == torch.int8 else float("nan"), dtype=g.cache_type)
         self.tables = torch.full((len(self.rows), max(num_pages) + 1), -1, dtype=torch.int32)
         for number, row in enumerate(self.rows):
             lowest = first_visible(row.start, g.window)
@@ -160,11 +190,11 @@ class Paged:
         positions = torch.arange(lowest, row.start)
         units = self.tables[number, positions // self.geometry.page_size] + 2 * self.geometry.layer
         slots = positions % self.geometry.page_size
-        self.cache[units, slots] = row.key[positions].to(self.cache.dtype)
-        self.cache[units + 1, slots] = row.value[positions].to(self.cache.dtype)
+        self.cache[units, slots] = stored(row.key[positions], self.cache.dtype)
+        self.cache[units + 1, slots] = stored(row.value[positions], self.cache.dtype)
 
     def slot(self, number: int, position: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The key and the value of a row's position, each (kv heads, dim); views."""
+        """The key and the value of a row's position, each (kv heads, stored dim); views."""
         size = self.geometry.page_size
         unit = int(self.tables[number, position // size]) + 2 * self.geometry.layer
         return self.cache[unit, position % size], self.cache[unit + 1, position % size]

@@ -59,6 +59,29 @@ def test_the_cache_takes_its_share_of_free_memory_after_the_buffers_are_paid_for
     assert config.num_blocks == (int(3 * GIB * 0.8) - buffers) // page_bytes
 
 
+def test_an_int8_cache_has_a_page_for_every_68_bytes_that_a_head_takes_instead_of_256() -> None:
+    """64 numbers and a float32, where float32 has 64 of those: 3.76 times as many pages, and swapped ones likewise."""
+    space = {"free": 100 * GIB, "cpu_offload_space": 2.0}
+    plain, rounded = resolved(**space), resolved(**space, kv_cache_dtype="int8")
+    assert plain.num_blocks == 4 * GIB // (16 * 30 * 2 * 3 * 256)
+    assert rounded.num_blocks == 4 * GIB // (16 * 30 * 2 * 3 * 68)
+    assert plain.num_swap_blocks == 2 * GIB // (16 * 30 * 2 * 3 * 256)
+    assert rounded.num_swap_blocks == 2 * GIB // (16 * 30 * 2 * 3 * 68)
+    assert rounded.layout.groups[0].head_dim == 64
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_an_int8_cache_is_refused_with_a_backend_that_cannot_read_it(backend: str) -> None:
+    with pytest.raises(SettingError, match=f"kv_cache_dtype = int8: attention backend {backend} cannot read it"):
+        resolved(kv_cache_dtype="int8", attn_implementation=backend)
+    assert not resolved(attn_implementation=backend).layout.is_int8
+
+
+def test_an_int8_cache_is_refused_where_native_cannot_run() -> None:
+    with pytest.raises(SettingError, match="kv_cache_dtype = int8: attention backend sdpa"):
+        resolved(kv_cache_dtype="int8", model={"attention_faults": {**NO_GPU, "native": "no CPU in this test"}})
+
+
 def test_a_share_that_was_set_is_not_capped() -> None:
     config = resolved(free=100 * GIB, max_memory_percent=0.5)
     assert config.num_blocks * 16 * 46_080 > 40 * GIB
@@ -247,7 +270,9 @@ def test_ranks_share_what_the_machine_has() -> None:
     assert split.layout.sector_elements * 3 == alone.layout.sector_elements
 
 
-@pytest.mark.parametrize("settings", [{}, {"speculative": "ngram", "cpu_offload_space": 0.5}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"speculative": "ngram", "cpu_offload_space": 0.5}, {"kv_cache_dtype": "int8"}]
+)
 def test_other_ranks_read_the_resolved_settings_as_they_are(settings: dict[str, Any]) -> None:
     config = resolved(model={"layers": GEMMA}, tp_size=3, **settings)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=WorkerConfig) == config

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from chairlift_worker.ipc.messages import EndingReason, PauseMsg, ShutdownMsg
+from chairlift_worker.kv.layout import KvCacheType
 from chairlift_worker.request import Request
 from support.engine import LIMITS, Rig, Shape, loaded
 from support.solo import Solo
@@ -20,10 +21,18 @@ JOBS = [Job(prompt=random_ids(6 + number, 900 + number), max_new_tokens=22 - num
 Stored = dict[tuple[int, int], torch.Tensor]  # by layer and position: key and value
 
 
-def crowded(kind: str, *, spare: float = 0.5, sharing: bool = False, pool_of: int = 10, depth: int = 1) -> Rig:
+def crowded(
+    kind: str,
+    *,
+    spare: float = 0.5,
+    sharing: bool = False,
+    pool_of: int = 10,
+    depth: int = 1,
+    kv_cache: KvCacheType = "auto",
+) -> Rig:
     """A cache for one of the requests and a bit, a pool for `pool_of`, and the requests in it."""
     model = loaded(tiny_model(kind))
-    layout = Shape(page_size=PAGE_SIZE).layout(model)
+    layout = Shape(page_size=PAGE_SIZE, kv_cache=kv_cache).layout(model)
     one = layout.peak(0, JOBS[0].max_total, CHUNK)
     shape = Shape(
         num_sectors=int(one * (1 + spare)),
@@ -31,6 +40,7 @@ def crowded(kind: str, *, spare: float = 0.5, sharing: bool = False, pool_of: in
         sharing=sharing,
         swap_slots=pool_of * one,
         depth=depth,
+        kv_cache=kv_cache,
     )
     rig = Rig(model, replace(shape, limits=replace(LIMITS, max_prefill_chunk=CHUNK)))
     for uid, job in enumerate(JOBS, start=1):
@@ -108,6 +118,21 @@ def test_every_layers_keys_and_values_come_back_byte_for_byte_in_other_pages(kin
         compared, moved = compared + witness.compared, moved + witness.moved
         half_filled += witness.half_filled
     assert min(compared, half_filled, moved) >= 2
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_in_int8_numbers_and_scales_come_back_and_the_outputs_are_those_of_a_cache_with_room(kind: str) -> None:
+    witness = Witness(crowded(kind, kv_cache="int8"))
+    rig, roomy = witness.rig, crowded(kind, spare=9, kv_cache="int8")
+    assert rig.runner.cache.sectors.dtype == torch.int8
+    while not rig.executor.plans or rig.roster.waiting or rig.roster.active:
+        witness.turn()
+    roomy.run()
+    assert min(witness.compared, witness.moved) >= 1
+    assert roomy.roster.counters.preemptions_swap == 0
+    for uid in range(1, len(JOBS) + 1):
+        assert rig.outcomes[uid].ids == roomy.outcomes[uid].ids
+    rig.assert_idle()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

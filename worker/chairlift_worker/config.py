@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, ParamSpec, TypeVar
 
-from chairlift_worker.attention.choice import Chosen, choose_backend, choose_max_blocks, choose_sharing
+from chairlift_worker.attention.choice import (
+    Chosen,
+    choose_backend,
+    choose_kv_cache,
+    choose_max_blocks,
+    choose_sharing,
+)
 from chairlift_worker.attention.layer import LayerFacts
 from chairlift_worker.decoder.choice import ImplOptions, choose_impl, choose_isa, choose_quantization
 from chairlift_worker.host import FreeMemory
@@ -17,7 +23,7 @@ from chairlift_worker.pass_config import PassConfig, resolve_passes
 from chairlift_worker.setting_log import SettingError, SettingLog
 from chairlift_worker.speculation.speculator import DraftLimits
 from chairlift_worker.speculation_choice import resolve_speculation
-from chairlift_worker.step_choice import choose_chunk, choose_margin, choose_stretch
+from chairlift_worker.step_choice import choose_chunk, choose_margin, choose_stretch, choose_threads
 from chairlift_worker.swap.sizing import size_pool
 
 CPU_PAGE_SIZE: Final = 16
@@ -29,6 +35,7 @@ CPU_CACHE_BYTES: Final = 4 << 30
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +44,7 @@ class ModelFacts:
 
     context_len: int
     layers: tuple[LayerFacts, ...]
-    item_bytes: int  # one element of the key-value cache
+    item_bytes: int  # one number of the model's own type
     token_bytes: int  # input and activation buffers of one query token
     logits_bytes: int  # buffers of one place that is sampled at
     dtype: str
@@ -78,32 +85,31 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     log = SettingLog()
     _note_model(settings, model, log)
     backend = log.choice("attn_implementation", _backend(settings, model))
-    page_size = _given_or(
-        settings.page_size, CPU_PAGE_SIZE, log, "page_size", "default on a CPU: small pages share more and waste less"
-    )
+    layout = _layout(settings, log, model, backend)
     percent = _given_or(
         settings.max_memory_percent, MEMORY_PERCENT, log, "max_memory_percent", "default with logit processing"
     )
     budget = int(memory.num_bytes * percent)
     max_batch_tokens = _max_batch_tokens(settings, log, model, budget)
     chunk = log.choice("max_prefill_chunk", choose_chunk(settings.max_prefill_chunk, max_batch_tokens=max_batch_tokens))
-    layout = make_layout(model.layers, page_size=page_size)
     room = _Room(layout=layout, free=memory, budget=budget, max_batch_tokens=max_batch_tokens, chunk=chunk)
     num_blocks = _num_blocks(settings, log, model, room)
     max_requests = _max_requests(settings, log, max_batch_tokens, num_blocks // len(layout.groups))
     max_blocks = log.choice("max_blocks_per_request", _max_blocks(settings, backend, layout, model.context_len))
     margin = log.choice("safety_margin", choose_margin(settings.safety_margin, settings.scheduler_type))
-    stretch = log.choice("max_step_stretch", _stretch(settings))
+    stretch = log.choice(
+        "max_step_stretch", _possible(choose_stretch, settings.max_step_stretch, settings.scheduler_type)
+    )
     passes = resolve_passes(settings, log, backend=backend, has_fast_path=max_blocks > 0)
     impl = _impl(settings, log, model, backend, passes)
     sharing = log.choice("allow_block_sharing", choose_sharing(settings.allow_block_sharing, layout=layout))
-    threads = log.choice("num_threads", _threads(settings, cores))
-    num_swap_blocks = _num_swap_blocks(settings, log, memory, num_blocks, layout.sector_elements * model.item_bytes)
+    threads = log.choice("num_threads", choose_threads(settings.num_threads, cores))
+    num_swap_blocks = _num_swap_blocks(settings, log, memory, num_blocks, layout.sector_bytes(model.item_bytes))
     drafts = resolve_speculation(settings, log)
     _note_plain(settings, log)
     return WorkerConfig(
         attn_implementation=backend,
-        page_size=page_size,
+        page_size=layout.page_size,
         num_blocks=num_blocks,
         max_batch_tokens=max_batch_tokens,
         max_prefill_chunk=chunk,
@@ -126,28 +132,27 @@ def resolve(settings: WorkerSettings, *, model: ModelFacts, memory: FreeMemory, 
     )
 
 
-def _stretch(settings: WorkerSettings) -> Chosen[float]:
+def _possible(choose: Callable[P, Chosen[T]], *args: P.args, **kwargs: P.kwargs) -> Chosen[T]:
     try:
-        return choose_stretch(settings.max_step_stretch, settings.scheduler_type)
+        return choose(*args, **kwargs)
     except ValueError as error:
         raise SettingError(str(error)) from error
-
-
-def _threads(settings: WorkerSettings, cores: int) -> Chosen[int]:
-    return (
-        Chosen(settings.num_threads, "as set")
-        if settings.num_threads
-        else Chosen(cores, "all cores of this process, or as many as its cgroup pays for")
-    )
 
 
 def _backend(settings: WorkerSettings, model: ModelFacts) -> Chosen[str]:
-    try:
-        return choose_backend(
-            settings.attn_implementation, auto_switch=settings.auto_switch_to_flash, faults=model.attention_faults
-        )
-    except ValueError as error:
-        raise SettingError(str(error)) from error
+    return _possible(
+        choose_backend,
+        settings.attn_implementation,
+        auto_switch=settings.auto_switch_to_flash,
+        faults=model.attention_faults,
+    )
+
+
+def _layout(settings: WorkerSettings, log: SettingLog, model: ModelFacts, backend: str) -> CacheLayout:
+    kv_cache = log.choice("kv_cache_dtype", _possible(choose_kv_cache, settings.kv_cache_dtype, backend=backend))
+    why = "default on a CPU: small pages share more and waste less"
+    page_size = _given_or(settings.page_size, CPU_PAGE_SIZE, log, "page_size", why)
+    return make_layout(model.layers, page_size=page_size, kv_cache=kv_cache)
 
 
 def _impl(
@@ -206,7 +211,7 @@ class _Room:
 
 def _num_blocks(settings: WorkerSettings, log: SettingLog, model: ModelFacts, room: _Room) -> int:
     layout, free = room.layout, room.free
-    block_bytes = layout.sector_elements * model.item_bytes
+    block_bytes = layout.sector_bytes(model.item_bytes)
     if settings.num_blocks is not None:
         need = settings.num_blocks * block_bytes
         if need > free.num_bytes:

@@ -64,7 +64,7 @@ def _decoder(
 ) -> DecoderForward | None:
     """The native decoder; None, with a warning, where it does not compute what the module does."""
     quantization = config.impl.quantization
-    most = bound(model.dtype, quantization)
+    most = bound(model.dtype, quantization, is_int8_cache=cache.layout.is_int8)
     for isa in _to_try(config.impl.isa):
         try:
             decoder = build_forward(model, cache=cache, quantization=quantization, isa=isa)

@@ -42,3 +42,10 @@ def choose_stretch(asked: float | None, scheduler_type: str) -> Chosen[float]:
             f"max_step_stretch = {asked}: no step with prompts is shorter than one without: 0, or from 1 on"
         )
     return Chosen(asked, "as set" if asked else "as set: no bound")
+
+
+def choose_threads(asked: int | None, cores: int) -> Chosen[int]:
+    """Threads of a forward pass, on a machine with so many cores."""
+    if asked:
+        return Chosen(asked, "as set")
+    return Chosen(cores, "all cores of this process, or as many as its cgroup pays for")

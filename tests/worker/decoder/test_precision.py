@@ -12,7 +12,7 @@ import torch
 from chairlift_worker.attention.native_kernel import Isa, isas
 from chairlift_worker.decoder.choice import Quantization
 from chairlift_worker.ipc.settings import WorkerSettings
-from chairlift_worker.kv.layout import make_layout
+from chairlift_worker.kv.layout import KvCacheType, make_layout
 from chairlift_worker.model import load_model
 from chairlift_worker.model.loaded import LoadedModel
 from chairlift_worker.plan import RowPlan, StepPlan
@@ -53,10 +53,12 @@ def text_ids() -> tuple[int, ...]:
 
 
 @functools.cache
-def logits_of(dtype: str, quantization: Quantization = "none", isa: Isa = Isa.BEST) -> torch.Tensor:
+def logits_of(
+    dtype: str, quantization: Quantization = "none", isa: Isa = Isa.BEST, kv_cache: KvCacheType = "auto"
+) -> torch.Tensor:
     """(tokens, vocabulary): the native decoder's, of the whole text in one pass."""
     model, ids = model_of(dtype), text_ids()
-    layout = make_layout(model.layers, page_size=16)
+    layout = make_layout(model.layers, page_size=16, kv_cache=kv_cache)
     num_sectors = layout.peak(0, len(ids), len(ids))
     runner = decoder_runner(model, layout, num_sectors=num_sectors, isa=isa, quantization=quantization)
     builder = BatchBuilder(layout=layout, num_sectors=num_sectors, device=torch.device("cpu"), form="pages")
@@ -102,3 +104,9 @@ def test_bfloat16_logits_stay_near_those_of_float32(isa: Isa) -> None:
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 0.01), ("int4", 0.05)])
 def test_quantised_weights_cost_hardly_any_perplexity(quantization: Quantization, most: float, isa: Isa) -> None:
     assert perplexity(logits_of("bfloat16", quantization, isa)) < perplexity(logits_of("bfloat16")) * (1 + most)
+
+
+def test_keys_and_values_in_int8_cost_hardly_any_perplexity() -> None:
+    rounded, plain = (logits_of("bfloat16", kv_cache=kv_cache) for kv_cache in ("int8", "auto"))
+    assert not torch.equal(rounded, plain)
+    assert perplexity(rounded) < perplexity(plain) * 1.01

@@ -2,7 +2,7 @@
 
 import pytest
 from chairlift_worker.attention.layer import LayerFacts
-from chairlift_worker.kv.layout import CacheLayout, make_layout
+from chairlift_worker.kv.layout import CacheLayout, KvCacheType, make_layout
 from hypothesis import given
 from hypothesis import strategies as st
 from support.layouts import layout_of
@@ -63,16 +63,18 @@ def test_a_sector_holds_one_block_of_the_larger_group_and_as_many_of_the_smaller
         max_size=30,
     ),
     st.sampled_from([1, 5, 16]),
+    st.sampled_from(["auto", "int8"]),
 )
 def test_blocks_of_every_group_fit_their_sector_and_each_layer_is_in_one_group(
-    layers: list[LayerFacts], page_size: int
+    layers: list[LayerFacts], page_size: int, kv_cache: KvCacheType
 ) -> None:
-    layout = make_layout(layers, page_size=page_size)
+    layout = make_layout(layers, page_size=page_size, kv_cache=kv_cache)
     assert sorted(layer for group in layout.groups for layer in group.layers) == list(range(len(layers)))
     for group in layout.groups:
         assert {layers[layer] for layer in group.layers} == {
             LayerFacts(num_kv_heads=group.num_kv_heads, head_dim=group.head_dim, sliding_window=group.window)
         }
+        assert group.width == group.num_kv_heads * (group.head_dim + (4 if kv_cache == "int8" else 0))
         blocks = group.sector_len // page_size
         assert blocks * page_size == group.sector_len
         assert blocks >= 1

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_pages_come_back_byte_for_byte_in_other_places(dtype: torch.dtype) -> None:
-    sectors = torch.randn(8, 60, generator=torch.Generator().manual_seed(1)).to(dtype)
+    sectors = (9 * torch.randn(8, 60, generator=torch.Generator().manual_seed(1))).to(dtype)
     original = sectors.clone()
     mover = SwapMover(sectors=sectors, num_slots=5)
     mover.move(Moves(outs=((2, 0), (3, 1), (6, 4)), ins=()))

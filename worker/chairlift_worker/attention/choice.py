@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 import torch
 
 from chairlift_worker.attention.native_kernel import isas
-from chairlift_worker.kv.layout import CacheLayout
+from chairlift_worker.kv.layout import CacheLayout, KvCacheType
 
 FALLBACK_BLOCKS: Final = 32  # table entries for each row where no lengths are known
 _ALIASES: Final = {"paged|eager": "eager"}
@@ -60,6 +60,15 @@ def choose_backend(asked: str, *, auto_switch: bool, faults: Mapping[str, str]) 
     if name in faults:
         raise ValueError(f"attn_implementation = {asked}: cannot run here: {faults[name]}")
     return Chosen(name, "as set" if name == asked else f"as set ({asked})")
+
+
+def choose_kv_cache(asked: KvCacheType, *, backend: str) -> Chosen[KvCacheType]:
+    """What keys and values are kept as. Raises ValueError where the backend cannot read what was asked."""
+    if asked == "auto":
+        return Chosen(asked, "default: the model's own type")
+    if backend != "native":
+        raise ValueError(f"kv_cache_dtype = {asked}: attention backend {backend} cannot read it, native can")
+    return Chosen(asked, "as set")
 
 
 def choose_max_blocks(

@@ -21,6 +21,7 @@ from chairlift_worker.attention.native_kernel import (
 )
 
 _TYPES: Final = {torch.float32: ElementType.FLOAT32, torch.bfloat16: ElementType.BFLOAT16}
+CACHE_TYPES: Final = {**_TYPES, torch.int8: ElementType.INT8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class NativeAttention:
 
     def step(self, cache: PagedCache, metadata: Sequence[PageRows]) -> NativePagedStep:
         """One forward pass. Raises ValueError for a cache whose type the kernel does not compute in."""
-        if cache.sectors.dtype not in _TYPES or cache.sectors.device.type != "cpu":
+        if cache.sectors.dtype not in CACHE_TYPES or cache.sectors.device.type != "cpu":
             raise ValueError(f"native attention has no {cache.sectors.dtype} on {cache.sectors.device}")
         return NativePagedStep(backend=self, cache=cache, metadata=metadata)
 
@@ -111,7 +112,7 @@ def _arguments(call: AttentionCall, cache: PagedCache, sinks: torch.Tensor | Non
     return LayerArguments(
         cache=cache.sectors.data_ptr(),
         num_units=cache.sectors.shape[0] * layout.sector_units(group),
-        cache_type=_TYPES[cache.sectors.dtype],
+        cache_type=CACHE_TYPES[cache.sectors.dtype],
         io_type=_TYPES[call.query.dtype],
         page_size=layout.page_size,
         heads=call.query.shape[1],

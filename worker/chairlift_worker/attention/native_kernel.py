@@ -19,6 +19,7 @@ class ElementType(enum.IntEnum):
 
     FLOAT32 = 0
     BFLOAT16 = 1
+    INT8 = 2  # of the cache alone
 
 
 class Isa(enum.IntEnum):

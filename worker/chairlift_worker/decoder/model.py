@@ -9,12 +9,12 @@ from typing import Final
 import torch
 
 from chairlift_worker.attention.cache import PagedCache
+from chairlift_worker.attention.native import CACHE_TYPES
 from chairlift_worker.attention.native_kernel import ElementType, Isa, LayerArguments, layer_struct
 from chairlift_worker.decoder.native_decoder import DecoderLayerStruct, DecoderStruct, MatrixStruct, matrix_struct
 from chairlift_worker.decoder.packing import Format, Packed, check_values, pack
 from chairlift_worker.decoder.recipe import LayerRecipe, Linear, Recipe
 
-_TYPES: Final = {torch.float32: ElementType.FLOAT32, torch.bfloat16: ElementType.BFLOAT16}
 _PRODUCTS: Final = ("qkv", "out", "gate_up", "down")
 _NORMS: Final = (
     "attention_norm",
@@ -98,7 +98,7 @@ class DecoderModel:
         attention = LayerArguments(
             cache=cache.sectors.data_ptr(),
             num_units=cache.sectors.shape[0] * layout.sector_units(group),
-            cache_type=_TYPES[cache.sectors.dtype],
+            cache_type=CACHE_TYPES[cache.sectors.dtype],
             io_type=ElementType.FLOAT32,
             page_size=layout.page_size,
             heads=layer.num_heads,

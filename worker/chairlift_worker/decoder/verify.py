@@ -41,6 +41,8 @@ def difference(candidate: Forward, reference: Forward, *, cache: PagedCache, voc
     return float((got - wanted).norm() / wanted.norm())
 
 
-def bound(dtype: torch.dtype, quantization: Quantization) -> float:
-    """The difference that rounding may make."""
-    return _BOUNDS[dtype] if quantization == "none" else _QUANTISED_BOUND
+def bound(dtype: torch.dtype, quantization: Quantization, *, is_int8_cache: bool) -> float:
+    """The difference that rounding may make; of keys and values to int8, which both have, as much as to bfloat16."""
+    if quantization != "none":
+        return _QUANTISED_BOUND
+    return _BOUNDS[torch.bfloat16 if is_int8_cache else dtype]

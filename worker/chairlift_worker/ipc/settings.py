@@ -56,6 +56,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     page_size: Annotated[
         Annotated[int, Meta(ge=4, le=2**16)] | None, Meta(description="tokens of key-value cache per page, at least 4")
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8"],
+        Meta(
+            description="type of keys and values in the cache: auto is the model's own; int8, for the native backend, "
+            "has a scale for each token and head, so that about twice as many tokens fit"
+        ),
+    ] = "auto"
     num_blocks: Annotated[
         PositiveInt | None, Meta(description="pages of key-value cache; unset: what memory allows")
     ] = None

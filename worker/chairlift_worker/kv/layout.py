@@ -12,6 +12,9 @@ A sector belongs to one request and one group at a time. Sectors that several re
 better, but get fragmented: a request that holds one block in each of many sectors can then find no room although the
 others are gone. So what a request needs is a number of sectors, and numbers of sectors add up.
 
+An element is a number of the model's own type, or, in int8, a byte: behind the numbers of each token's key or value in
+a head are SCALE_LEN bytes, the float32 that they are multiplied by.
+
 What is wasted: the rest of a sector that holds no further block, under a tenth for the usual patterns of layers and a
 seventh for the most awkward numbers; and on average half a sector for each request and group. For the usual patterns a
 sector is hardly larger than the largest group's block, so that half a sector is half a page of a model with one kind of
@@ -23,13 +26,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from chairlift_worker.attention.layer import LayerFacts
 
 # Share of a sector that may stay unused at its end, if a sector of up to so many of the largest blocks allows it.
 MAX_REMAINDER: Final = 0.1
 MAX_SCALE: Final = 4
+SCALE_LEN: Final = 4
+
+KvCacheType = Literal["auto", "int8"]
+"""What keys and values are kept as: auto is the model's own type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,13 @@ class LayerGroup:
     window: int | None  # tokens seen, the query's own included; None: all
     num_kv_heads: int
     head_dim: int
+    slot_dim: int  # elements that a token's key takes in a head: those of a scale, too
     sector_len: int  # tokens that a sector holds
 
     @property
     def width(self) -> int:
         """Elements of one token's keys, or values, in one layer."""
-        return self.num_kv_heads * self.head_dim
+        return self.num_kv_heads * self.slot_dim
 
     def sectors_for(self, num_tokens: int) -> int:
         """Sectors that hold this many tokens, from the first on."""
@@ -83,6 +91,7 @@ class CacheLayout:
     page_size: int
     sector_width: int  # elements of a sector for each of its page_size tokens
     groups: tuple[LayerGroup, ...]
+    is_int8: bool = False
 
     @property
     def is_uniform(self) -> bool:
@@ -93,6 +102,10 @@ class CacheLayout:
     def sector_elements(self) -> int:
         """Elements of a sector."""
         return self.page_size * self.sector_width
+
+    def sector_bytes(self, item_bytes: int) -> int:
+        """Bytes of a sector, of a model whose numbers have so many."""
+        return self.sector_elements * (1 if self.is_int8 else item_bytes)
 
     def sector_slots(self, group: LayerGroup) -> int:
         """Distance from sector to sector in slots: the room that one token of one layer of the group takes."""
@@ -135,7 +148,7 @@ class CacheLayout:
         return low
 
 
-def make_layout(layers: Sequence[LayerFacts], *, page_size: int) -> CacheLayout:
+def make_layout(layers: Sequence[LayerFacts], *, page_size: int, kv_cache: KvCacheType = "auto") -> CacheLayout:
     """The layout of a model's layers. Raises ValueError on sizes under 1."""
     if page_size < 1 or not layers:
         raise ValueError(f"a cache needs pages and layers: page_size={page_size}, {len(layers)} layers")
@@ -143,8 +156,10 @@ def make_layout(layers: Sequence[LayerFacts], *, page_size: int) -> CacheLayout:
     for number, facts in enumerate(layers):
         alike.setdefault(facts, []).append(number)
     kinds = sorted(alike, key=lambda facts: (facts.sliding_window or 0, facts.num_kv_heads, facts.head_dim))
-    widths = [2 * len(alike[facts]) * facts.num_kv_heads * facts.head_dim for facts in kinds]
-    step = math.lcm(*(facts.num_kv_heads * facts.head_dim for facts in kinds))
+    is_int8 = kv_cache == "int8"
+    dims = [facts.head_dim + (SCALE_LEN if is_int8 else 0) for facts in kinds]
+    widths = [2 * len(alike[facts]) * facts.num_kv_heads * dim for facts, dim in zip(kinds, dims, strict=True)]
+    step = math.lcm(*(facts.num_kv_heads * dim for facts, dim in zip(kinds, dims, strict=True)))
     sector_width = _sector_width(widths, step)
     groups = tuple(
         LayerGroup(
@@ -152,11 +167,12 @@ def make_layout(layers: Sequence[LayerFacts], *, page_size: int) -> CacheLayout:
             window=facts.sliding_window,
             num_kv_heads=facts.num_kv_heads,
             head_dim=facts.head_dim,
+            slot_dim=dim,
             sector_len=sector_width // width * page_size,
         )
-        for facts, width in zip(kinds, widths, strict=True)
+        for facts, dim, width in zip(kinds, dims, widths, strict=True)
     )
-    return CacheLayout(page_size=page_size, sector_width=sector_width, groups=groups)
+    return CacheLayout(page_size=page_size, sector_width=sector_width, groups=groups, is_int8=is_int8)
 
 
 def _sector_width(widths: Sequence[int], step: int) -> int:

@@ -20,7 +20,7 @@ const AttentionKernels* chairlift::find_attention(std::int32_t isa) {
 static bool is_type(std::int32_t type) { return type == kChairliftFloat32 || type == kChairliftBfloat16; }
 
 bool chairlift::has_shape(const ChairliftAttentionStep& step, const ChairliftAttentionLayer& layer) {
-  return is_type(layer.cache_type) && is_type(layer.io_type) && layer.page_size > 0 && layer.kv_heads > 0 &&
+  return (is_type(layer.cache_type) || layer.cache_type == kChairliftInt8) && is_type(layer.io_type) && layer.page_size > 0 && layer.kv_heads > 0 &&
          layer.heads > 0 && layer.heads % layer.kv_heads == 0 && layer.head_dim > 0 && layer.unit_offset >= 0 &&
          layer.window >= 0 && layer.softcap >= 0.0F && step.num_rows >= 0;
 }

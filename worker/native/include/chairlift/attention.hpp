@@ -1,11 +1,12 @@
 // Attention through the paged cache: the step's new keys and values are put into their pages, then every query token
 // attends to its row's pages in place.
 //
-// The cache is one buffer of units, each [page_size][kv_heads][head_dim] elements. A table entry is the number of its
+// The cache is one buffer of units, each [page_size][kv_heads][head_dim] elements; of an int8 cache [head_dim + 4]: behind
+// the numbers of a head the float32 that they are multiplied by, the largest of what was written over 127. A table entry is the number of its
 // page's first unit; a layer's keys are in unit entry + unit_offset, its values in the unit after that.
 //
 // What a row gets depends on that row alone: its context is cut at fixed lengths, never by the number of threads, and
-// the parts are put together in order. All sums are float32. Of a bfloat16 cache, rows of several tokens round queries and
+// the parts are put together in order. All sums are float32. Unless the cache is float32, rows of several tokens round queries and
 // weights to bfloat16 where the processor has dot products of it; everything else is multiplied in float32.
 #pragma once
 
@@ -13,7 +14,11 @@
 
 extern "C" {
 
-enum ChairliftAttentionType : std::int32_t { kChairliftFloat32 = 0, kChairliftBfloat16 = 1 };
+enum ChairliftAttentionType : std::int32_t {
+  kChairliftFloat32 = 0,
+  kChairliftBfloat16 = 1,
+  kChairliftInt8 = 2,  // of a cache alone
+};
 
 enum ChairliftAttentionIsa : std::int32_t {
   kChairliftIsaBest = 0,  // the best that this machine has

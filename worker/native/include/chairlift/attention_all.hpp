@@ -9,13 +9,18 @@ namespace chairlift {
 namespace {
 
 #if defined(__AVX512BF16__)
-constexpr AttendFunction kManyBf16 = attend_dot;
+constexpr AttendFunction kManyBf16 = attend_dot<Bf16>;
+constexpr AttendFunction kManyInt8 = attend_dot<Int8>;
 #else
 constexpr AttendFunction kManyBf16 = attend_many<Bf16>;
+constexpr AttendFunction kManyInt8 = attend_many<Int8>;
 #endif
 
-constexpr AttentionKernels kAttention{
-    kLanes, {attend_few<float>, attend_few<Bf16>}, {attend_many<float>, kManyBf16}, map_exp, map_tanh};
+constexpr AttentionKernels kAttention{kLanes,
+                                      {attend_few<float>, attend_few<Bf16>, attend_few<Int8>},
+                                      {attend_many<float>, kManyBf16, kManyInt8},
+                                      map_exp,
+                                      map_tanh};
 
 }  // namespace
 }  // namespace chairlift

@@ -1,6 +1,6 @@
-// Many query tokens and a bfloat16 cache by dot products of bfloat16: pairs of elements are multiplied and added up in
-// float32. Queries and weights are rounded to bfloat16 (to nearest even); scores and the softmax are float32, and what
-// the weights are divided by is the sum of the rounded ones. Otherwise as in attention_many.hpp.
+// Many query tokens and a bfloat16 or int8 cache by dot products of bfloat16: pairs of elements are multiplied and added
+// up in float32. Queries and weights are rounded to bfloat16 (to nearest even); scores and the softmax are float32, and
+// what the weights are divided by is the sum of the rounded ones. Otherwise as in attention_many.hpp.
 #pragma once
 
 #if defined(__AVX512BF16__)
@@ -69,34 +69,57 @@ inline void pair_queries(const QueryTile& tile, const DotScratch& scratch) {
   }
 }
 
-// The keys one after the other; an odd head_dim ends with a zero.
-inline void gather_keys(const Bf16* const* keys, int n, int head_dim, const DotScratch& scratch) {
-  for (int i = 0; i < n; ++i) {
-    Pair* to = scratch.keys + i * scratch.pairs;
-    to[scratch.pairs - 1].bits = 0;
-    __builtin_memcpy(to, keys[i], static_cast<std::size_t>(head_dim) * sizeof(Bf16));
-  }
-}
-
-// Up to 32 elements; zeros beyond.
-inline __m512i load_values(const Bf16* from, int left) {
+// Up to 32 elements as bfloat16, in which int8 is exact; zeros beyond.
+inline __m512i load_elements(const Bf16* from, int left) {
   const auto mask = left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
   return _mm512_maskz_loadu_epi16(mask, from);
 }
+inline __m512i load_elements(const Int8* from, int left) {
+  const auto mask = left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+  const __m512i words = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(mask, from));
+  const __m512i low = _mm512_cvtepi16_epi32(_mm512_castsi512_si256(words));
+  const __m512i high = _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(words, 1));
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+}
+
+// The keys one after the other; an odd head_dim ends with a zero. What is written too much is written over.
+template <class T>
+inline void gather_keys(const T* const* keys, int n, int head_dim, const DotScratch& scratch) {
+  for (int i = 0; i < n; ++i) {
+    Pair* to = scratch.keys + i * scratch.pairs;
+    for (int d = 0; d < head_dim; d += 32) {
+      store(to + d / 2, (Words)load_elements(keys[i] + d, head_dim - d));
+    }
+  }
+}
 
 // Values of keys 2i and 2i + 1 element by element; an odd n ends with zeros.
-inline void pair_values(const Bf16* const* keys, std::int64_t unit, int n, const QueryTile& tile, Pair* out) {
+template <class T>
+inline void pair_values(const T* const* keys, std::int64_t unit, int n, const QueryTile& tile, Pair* out) {
   const __m512i low = interleaved<0>();
   const __m512i high = interleaved<16>();
   for (int i = 0; i < n; i += 2, out += tile.width) {
     for (int d = 0; d < tile.width; d += 32) {
       const int left = tile.head_dim - d;
-      const __m512i first = load_values(keys[i] + unit + d, left);
-      const __m512i second = i + 1 < n ? load_values(keys[i + 1] + unit + d, left) : __m512i{};
+      const __m512i first = load_elements(keys[i] + unit + d, left);
+      const __m512i second = i + 1 < n ? load_elements(keys[i + 1] + unit + d, left) : __m512i{};
       store(out + d, (Words)_mm512_permutex2var_epi16(first, low, second));
       store(out + d + 16, (Words)_mm512_permutex2var_epi16(first, high, second));
     }
   }
+}
+
+// scores (n, columns) *= the numbers of the keys; those of the values go to value_scales, then a zero.
+inline void apply_scales(const Int8* const* keys, std::int64_t unit, int n, const QueryTile& tile, float* scores,
+                         float* value_scales) {
+  for (int k = 0; k < n; ++k, scores += tile.columns) {
+    const float scale = scale_of(keys[k], tile.head_dim);
+    value_scales[k] = scale_of(keys[k] + unit, tile.head_dim);
+    for (int line = 0; line < tile.columns; line += kLanes) {
+      store(scores + line, load(scores + line) * scale);
+    }
+  }
+  value_scales[n] = 0.0F;
 }
 
 // 2 to the power x within 2^-17: less than what rounding to bfloat16 adds. -infinity gives 0, NaN stays NaN.
@@ -118,9 +141,10 @@ inline Floats highest_raw(const float* scores, int columns, int n) {
   return top;
 }
 
-// Scores of keys [first, first + n) become weights, as pairs of keys in the place of the scores.
-template <bool kMasked>
-inline void soften_pairs(const QueryTile& tile, const Running& running, int first, int n) {
+// Scores of keys [first, first + n) become weights, as pairs of keys in the place of the scores. Where values have
+// scales, the weights are multiplied by them before they are rounded, and their sum is that of the weights themselves.
+template <bool kMasked, bool kHasScales>
+inline void soften_pairs(const QueryTile& tile, const Running& running, int first, int n, const float* value_scales) {
   constexpr float kLog2E = 1.44269504088896341F;
   const Floats none = splat(-__builtin_inff());
   const Words ones = 0x3F803F80U - Words{};
@@ -140,9 +164,10 @@ inline void soften_pairs(const QueryTile& tile, const Running& running, int firs
     for (int k = 0; k < n; k += 2) {
       const Floats even = exp2_roughly(fma(load(scores + k * tile.columns), factor, less));
       const Floats odd = exp2_roughly(fma(load(scores + (k + 1) * tile.columns), factor, less));
-      const Words both = round_pairs(even, odd);
+      const Words both = kHasScales ? round_pairs(even * value_scales[k], odd * value_scales[k + 1])
+                                    : round_pairs(even, odd);
       store(pairs + k / 2 * tile.columns, both);
-      total = multiply_add(both, ones, total);
+      total = kHasScales ? total + (even + odd) : multiply_add(both, ones, total);
     }
     store(running.highest + line, now);
     store(running.total + line, total);
@@ -150,8 +175,10 @@ inline void soften_pairs(const QueryTile& tile, const Running& running, int firs
   }
 }
 
+template <class T>
 void attend_dot(const QueryTile& tile, const KeySpan& span, const Partial& partial, float* memory) {
-  const Bf16* keys[kTile];
+  const T* keys[kTile];
+  float value_scales[kTile + 1];
   const Running running = carve(tile, memory);
   const DotScratch scratch = carve_dot(tile, running);
   pair_queries(tile, scratch);
@@ -159,14 +186,15 @@ void attend_dot(const QueryTile& tile, const KeySpan& span, const Partial& parti
   for (int first = span.first; first < span.last;) {
     const int end = first - first % kTile + kTile;  // cut at the same places whatever the span
     const int n = (end < span.last ? end : span.last) - first;
-    find_keys<Bf16>(span, first, first + n, keys);
+    find_keys<T>(span, first, first + n, keys);
     gather_keys(keys, n, tile.head_dim, scratch);
     multiply<Pair>({scratch.keys, scratch.pairs, 1, scratch.queries, running.scores, n, scratch.pairs, tile.columns,
                     false});
+    if constexpr (kScaled<T>) apply_scales(keys, span.unit, n, tile, running.scores, value_scales);
     if (is_masked(tile, first, n)) {
-      soften_pairs<true>(tile, running, first, n);
+      soften_pairs<true, kScaled<T>>(tile, running, first, n, value_scales);
     } else {
-      soften_pairs<false>(tile, running, first, n);
+      soften_pairs<false, kScaled<T>>(tile, running, first, n, value_scales);
     }
     rescale_values(tile, running.rescale, partial.values);
     pair_values(keys, span.unit, n, tile, scratch.values);

@@ -191,6 +191,22 @@ inline void find_all(const KeySpan& span, int n, const T** at) {
   }
 }
 
+// lines (lines, kScoreStride) *= the numbers of the n keys, or values, that each of them is for.
+inline void apply_scales(const Int8* const* at, int n, const QueryTile& tile, int head_stride, float* lines) {
+  float scales[kScoreStride] = {};
+  for (int first = 0, head = 0; first < tile.lines; first += tile.group, head += head_stride) {
+    for (int i = 0; i < n; ++i) {
+      scales[i] = scale_of(at[i] + head, tile.head_dim);
+    }
+    for (int line = first; line < first + tile.group; ++line) {
+      float* to = lines + line * kScoreStride;
+      for (int i = 0; i < n; i += kLanes) {
+        store(to + i, load(to + i) * load(scales + i));
+      }
+    }
+  }
+}
+
 template <class T>
 void attend_few(const QueryTile& tile, const KeySpan& span, const Partial& partial, float* scratch) {
   const T* at[2 * kSplit + kAhead + kKeys];
@@ -211,7 +227,7 @@ void attend_few(const QueryTile& tile, const KeySpan& span, const Partial& parti
     for (int i = 0; i < kKeys; ++i) {
       prefetch(at[k + ahead + i], width);
     }
-    for (int first = 0, head = 0; first < tile.lines; first += tile.group, head += tile.head_dim) {
+    for (int first = 0, head = 0; first < tile.lines; first += tile.group, head += span.head_stride) {
       const T* keys[kKeys];
       for (int i = 0; i < kKeys; ++i) {
         keys[i] = at[k + i < n ? k + i : n - 1] + head;  // the score of a key that is not there is never looked at
@@ -221,9 +237,11 @@ void attend_few(const QueryTile& tile, const KeySpan& span, const Partial& parti
       });
     }
   }
+  if constexpr (kScaled<T>) apply_scales(at, n, tile, span.head_stride, scores);
   for (int line = 0; line < tile.lines; ++line) {
     soften(scores + line * kScoreStride, n, tile, partial.highest + line, partial.total + line);
   }
+  if constexpr (kScaled<T>) apply_scales(at + n, n, tile, span.head_stride, scores);
   std::memset(partial.values, 0, static_cast<std::size_t>(tile.lines * tile.width) * sizeof(float));
   const int step = kValueBytes / bytes < 4 ? 4 : kValueBytes / bytes;
   for (int k = 0; k < n; k += step) {
@@ -231,7 +249,7 @@ void attend_few(const QueryTile& tile, const KeySpan& span, const Partial& parti
     for (int i = k + step; i < k + step + step && i < n; ++i) {
       prefetch(at[n + i], width);
     }
-    for (int first = 0, head = 0; first < tile.lines; first += tile.group, head += tile.head_dim) {
+    for (int first = 0, head = 0; first < tile.lines; first += tile.group, head += span.head_stride) {
       for_heads(first, first + tile.group, [&]<int kHeads>(int line) {
         weigh<kHeads>(at + n + k, head, count, scores + line * kScoreStride + k, tile,
                       partial.values + line * tile.width);

@@ -6,6 +6,7 @@
 
 #include "chairlift/attention.hpp"
 #include "chairlift/bf16.hpp"
+#include "chairlift/int8.hpp"
 
 namespace chairlift {
 
@@ -17,6 +18,7 @@ struct KeySpan {
   std::int64_t token_stride;  // elements from a token of a page to the next
   std::int64_t unit;          // elements of a unit, and so from a key to its value
   std::int64_t offset;        // elements from a page's begin to the head's first key
+  std::int32_t head_stride;   // elements from a head of a token to the next
   std::int32_t first;
   std::int32_t last;
 };
@@ -46,11 +48,11 @@ struct Partial {
 using AttendFunction = void (*)(const QueryTile& tile, const KeySpan& span, const Partial& partial, float* scratch);
 using MapFunction = void (*)(const float* in, float* out, std::int64_t n);
 
-// Each pair of functions is for a float32 and for a bfloat16 cache.
+// Functions by the type of the cache (ChairliftAttentionType).
 struct AttentionKernels {
   std::int32_t lanes;
-  AttendFunction few[2];   // one token, a span of at most kSplit positions
-  AttendFunction many[2];  // any number of tokens, a span of any length
+  AttendFunction few[3];   // one token, a span of at most kSplit positions
+  AttendFunction many[3];  // any number of tokens, a span of any length
   MapFunction exp;
   MapFunction tanh;
 };

@@ -125,15 +125,17 @@ template <class T>
 inline void widen(const T* const* rows, std::int64_t offset, int n, int head_dim, int stride, float* out) {
   for (int i = 0; i < n; ++i, out += stride) {
     const T* row = rows[i] + offset;
+    float scale = 1.0F;
+    if constexpr (kScaled<T>) scale = scale_of(row, head_dim);
     int d = 0;
     for (; d + kLanes <= head_dim; d += kLanes) {
-      store(out + d, load(row + d));
+      store(out + d, kScaled<T> ? load(row + d) * scale : load(row + d));
     }
     if (d < head_dim) {
       T padded[kLanes] = {};
       __builtin_memcpy(padded, row + d, static_cast<std::size_t>(head_dim - d) * sizeof(T));
       float floats[kLanes];
-      store(floats, load(padded));
+      store(floats, kScaled<T> ? load(padded) * scale : load(padded));
       __builtin_memcpy(out + d, floats, static_cast<std::size_t>(head_dim - d) * sizeof(float));
     }
     for (d = head_dim; d < stride; ++d) {

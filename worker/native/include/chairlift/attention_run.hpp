@@ -19,6 +19,7 @@ namespace chairlift {
 
 constexpr std::int32_t kWriteTokens = 64;    // new tokens that a thread puts into pages at a time
 constexpr std::int32_t kTurned = 8;          // queries that are transposed at a time
+constexpr float kNothing = 1e-30F;           // what int8 takes for zero
 constexpr std::int64_t kSerialWork = 1 << 17;  // multiplications under which waking other threads costs more
 
 inline float to_float(float x) { return x; }
@@ -29,6 +30,24 @@ inline void convert(float x, Bf16& to) {  // to nearest, ties to even
   const auto word = std::bit_cast<std::uint32_t>(x);
   const auto rounded = (word + 0x7FFFU + ((word >> 16) & 1U)) >> 16;
   to.bits = static_cast<std::uint16_t>(std::isnan(x) ? (word >> 16) | 0x40U : rounded);
+}
+
+// n floats as whole numbers, and behind them what these are multiplied by. One that is no number makes it none.
+template <class From>
+void quantise(const void* from, void* to, std::int64_t n) {
+  const auto* in = static_cast<const From*>(from);
+  auto* numbers = static_cast<Int8*>(to);
+  std::uint32_t most_bits = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    most_bits = std::max(most_bits, std::bit_cast<std::uint32_t>(to_float(in[i])) & 0x7FFFFFFFU);  // NaN is the largest
+  }
+  const auto most = std::bit_cast<float>(most_bits);
+  const float inverse = most < kNothing ? 0.0F : 127.0F / most;
+  for (std::int64_t i = 0; i < n; ++i) {  // the sum with 1.5 * 2^23 has the nearest whole number in its low bits
+    numbers[i].number = static_cast<std::int8_t>(std::bit_cast<std::uint32_t>(to_float(in[i]) * inverse + 12582912.0F));
+  }
+  const float scale = most / 127.0F;
+  std::memcpy(numbers + n, &scale, sizeof scale);
 }
 
 template <class From, class To>
@@ -43,9 +62,9 @@ void copy_elements(const void* from, void* to, std::int64_t n) {
 }
 
 using CopyFunction = void (*)(const void* from, void* to, std::int64_t n);
-constexpr CopyFunction kCopy[2][2] = {{copy_elements<float, float>, copy_elements<float, Bf16>},
-                                      {copy_elements<Bf16, float>, copy_elements<Bf16, Bf16>}};
-constexpr std::int64_t kBytes[2] = {sizeof(float), sizeof(Bf16)};
+constexpr CopyFunction kCopy[2][3] = {{copy_elements<float, float>, copy_elements<float, Bf16>, quantise<float>},
+                                      {copy_elements<Bf16, float>, copy_elements<Bf16, Bf16>, quantise<Bf16>}};
+constexpr std::int64_t kBytes[3] = {sizeof(float), sizeof(Bf16), sizeof(Int8)};
 
 // One attention call, done by any number of threads together.
 class AttentionRun {
@@ -60,7 +79,8 @@ class AttentionRun {
         partials_(partials),
         heads_(layer.heads / layer.kv_heads),
         width_(static_cast<std::int32_t>(round_up(layer.head_dim, 2 * kernels.lanes))),
-        unit_(std::int64_t{layer.page_size} * layer.kv_heads * layer.head_dim),
+        head_stride_(layer.head_dim + (layer.cache_type == kChairliftInt8 ? kScaleElements : 0)),
+        unit_(std::int64_t{layer.page_size} * layer.kv_heads * head_stride_),
         num_tokens_(step.row_first[step.num_rows]),
         num_writes_(call.key.data == nullptr ? 0 : (num_tokens_ + kWriteTokens - 1) / kWriteTokens) {}
 
@@ -113,7 +133,7 @@ class AttentionRun {
       const std::int32_t position = step_.row_start[row] + token - begin[row];
       const std::int64_t base = step_.tables[row * step_.table_stride + position / layer_.page_size];
       const std::int64_t slot = position % layer_.page_size;
-      const std::int64_t at = (base + layer_.unit_offset) * unit_ + slot * layer_.kv_heads * layer_.head_dim;
+      const std::int64_t at = (base + layer_.unit_offset) * unit_ + slot * layer_.kv_heads * head_stride_;
       write_token(call_.key, token, at);
       write_token(call_.value, token, at + unit_);
     }
@@ -126,7 +146,7 @@ class AttentionRun {
     auto* target = static_cast<std::byte*>(layer_.cache) + at * out;
     for (std::int32_t head = 0; head < layer_.kv_heads; ++head) {
       kCopy[layer_.io_type][layer_.cache_type](source + head * from.head_stride * in,
-                                               target + head * layer_.head_dim * out, layer_.head_dim);
+                                               target + head * head_stride_ * out, layer_.head_dim);
     }
   }
 
@@ -168,9 +188,10 @@ class AttentionRun {
     KeySpan span{.cache = layer_.cache,
                  .table = step_.tables + group.row * step_.table_stride,
                  .page_size = layer_.page_size,
-                 .token_stride = std::int64_t{layer_.kv_heads} * layer_.head_dim,
+                 .token_stride = std::int64_t{layer_.kv_heads} * head_stride_,
                  .unit = unit_,
-                 .offset = layer_.unit_offset * unit_ + std::int64_t{group.kv_head} * layer_.head_dim,
+                 .offset = layer_.unit_offset * unit_ + std::int64_t{group.kv_head} * head_stride_,
+                 .head_stride = head_stride_,
                  .first = group.first_key,
                  .last = group.last_key};
     if (group.num_splits > 1) {
@@ -246,6 +267,7 @@ class AttentionRun {
   float* partials_;
   std::int32_t heads_;  // per key-value head
   std::int32_t width_;
+  std::int32_t head_stride_;  // in the cache
   std::int64_t unit_;
   std::int32_t num_tokens_;
   std::int32_t num_writes_;

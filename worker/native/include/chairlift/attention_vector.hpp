@@ -16,6 +16,14 @@ inline Floats finish_scores(Floats raw, float scale, float softcap) {
   return softcap == 0.0F ? scores : softcap * tanh(scores / softcap);
 }
 
+// Whether elements have to be multiplied by a number of their head.
+template <class T>
+constexpr bool kScaled = false;
+template <>
+constexpr bool kScaled<Int8> = true;
+
+inline float scale_of(const Int8* head, int head_dim) { return load_as<float>(head + head_dim); }
+
 // The address of a position's key; its value is span.unit elements further.
 template <class T>
 inline const T* page_begin(const KeySpan& span, std::int64_t page) {

@@ -11,6 +11,7 @@
 #endif
 
 #include "chairlift/bf16.hpp"
+#include "chairlift/int8.hpp"
 
 namespace chairlift {
 namespace {
@@ -30,6 +31,7 @@ constexpr int kLanes = 4;
 using Floats = float __attribute__((vector_size(kLanes * 4)));
 using Ints = std::int32_t __attribute__((vector_size(kLanes * 4)));
 using Words = std::uint32_t __attribute__((vector_size(kLanes * 4)));
+using Bytes = std::int8_t __attribute__((vector_size(kLanes)));
 using Halves = std::uint16_t __attribute__((vector_size(kLanes * 2)));
 
 inline Floats splat(float x) { return x - Floats{}; }
@@ -55,12 +57,22 @@ inline Floats load(const Bf16* from) {
 #endif
 }
 
+inline Floats load(const Int8* from) {
+#if defined(CHAIRLIFT_AVX512)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(from)));
+#elif defined(CHAIRLIFT_AVX2)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(load_as<std::int64_t>(from))));
+#else
+  return __builtin_convertvector(load_as<Bytes>(from), Floats);
+#endif
+}
+
 // Two vectors of consecutive elements, one at a time and in an order of its own: see `unpair`. Of bfloat16 the even
 // elements, then the odd ones: that takes a shift or a mask, and no widening.
 enum class Half { kLow, kHigh };
 
-template <Half kHalf>
-inline Floats load_half(const float* from) {
+template <Half kHalf, class T>
+inline Floats load_half(const T* from) {
   return load(kHalf == Half::kLow ? from : from + kLanes);
 }
 
@@ -79,7 +91,8 @@ inline Floats load_half(const T* from, int n) {
 }
 
 // width floats from natural order into that of load_half, and back.
-inline void pair(const float*, const float* in, float* out, int width) {
+template <class T>
+inline void pair(const T*, const float* in, float* out, int width) {
   __builtin_memcpy(out, in, static_cast<std::size_t>(width) * sizeof(float));
 }
 inline void pair(const Bf16*, const float* in, float* out, int width) {
@@ -90,7 +103,8 @@ inline void pair(const Bf16*, const float* in, float* out, int width) {
     }
   }
 }
-inline void unpair(const float*, float*, int) {}
+template <class T>
+inline void unpair(const T*, float*, int) {}
 inline void unpair(const Bf16*, float* values, int width) {
   for (int d = 0; d < width; d += 2 * kLanes) {
     float natural[2 * kLanes];

@@ -18,7 +18,7 @@
 namespace chairlift {
 
 constexpr std::int32_t kWriteTokens = 64;    // new tokens that a thread puts into pages at a time
-constexpr std::int32_t kTurned = 8;          // queries that are transposed at a time
+constexpr std::int32_t kTurned = 4;          // queries that are transposed at a time: any kernel's lanes are a multiple
 constexpr float kNothing = 1e-30F;           // what int8 takes for zero
 constexpr std::int64_t kSerialWork = 1 << 17;  // multiplications under which waking other threads costs more
 
@@ -222,8 +222,10 @@ class AttentionRun {
       for (std::int32_t r = 0; r < count; ++r) {
         copy(head_of(call_.query, group, begin + r), line + r * tile.head_dim, tile.head_dim);
       }
+      // As many each time, so that the compiler knows the number; lines that are not there are zeros.
+      std::fill(line + count * tile.head_dim, line + kTurned * tile.head_dim, 0.0F);
       for (std::int32_t d = 0; d < tile.head_dim; ++d) {
-        for (std::int32_t r = 0; r < count; ++r) {
+        for (std::int32_t r = 0; r < kTurned; ++r) {
           query[d * tile.columns + begin + r] = line[r * tile.head_dim + d];
         }
       }
@@ -240,7 +242,7 @@ class AttentionRun {
         highest = std::max(highest, partial_at(first, lines, split).highest[r]);
       }
       float total = std::exp(sink - highest);
-      std::fill_n(line, layer_.head_dim, 0.0F);
+      bool is_first = true;
       for (std::int32_t split = 0; split < group.num_splits; ++split) {
         const Partial part = partial_at(first, lines, split);
         if (part.total[r] == 0.0F) continue;  // nothing there that this line sees
@@ -248,9 +250,11 @@ class AttentionRun {
         const float* values = part.values + std::int64_t{r} * width_;
         total += share * part.total[r];
         for (std::int32_t d = 0; d < layer_.head_dim; ++d) {
-          line[d] += share * values[d];
+          line[d] = share * values[d] + (is_first ? 0.0F : line[d]);
         }
+        is_first = false;
       }
+      if (is_first) std::fill_n(line, layer_.head_dim, 0.0F);
       const float inverse = 1.0F / total;
       for (std::int32_t d = 0; d < layer_.head_dim; ++d) {
         line[d] *= inverse;

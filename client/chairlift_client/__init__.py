@@ -4,6 +4,7 @@ from chairlift_client._access import Access, Tls
 from chairlift_client._async import AsyncClient
 from chairlift_client._async_admin import AsyncAdminClient
 from chairlift_client._chat import Chat
+from chairlift_client._constraint import Constraint, StructuralTag
 from chairlift_client._errors import (
     CallCancelledError,
     ChairliftError,
@@ -78,6 +79,7 @@ __all__ = [
     "Chat",
     "Choice",
     "Client",
+    "Constraint",
     "ContinuousBatchingConfig",
     "ContinuousBatchingManager",
     "DeadlineExceededError",
@@ -116,6 +118,7 @@ __all__ = [
     "ServerState",
     "ServerStats",
     "Setting",
+    "StructuralTag",
     "TakenOverError",
     "Timings",
     "Tls",

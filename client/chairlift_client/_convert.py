@@ -112,6 +112,7 @@ def finished(message: event_pb2.Finished) -> Finished:
         reason=FinishReason(message.reason),
         stop_token_id=message.stop.token_id if message.stop.WhichOneof("kind") == "token_id" else None,
         stop_text=message.stop.text if message.stop.WhichOneof("kind") == "text" else None,
+        stop_constraint=message.stop.constraint,
         limit=LengthLimit(message.limit),
         usage=Usage(
             prompt_tokens=usage.prompt_tokens,

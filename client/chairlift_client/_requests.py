@@ -9,6 +9,7 @@ from typing import Literal, TypedDict
 from chairlift.v1 import generation_service_pb2, info_service_pb2, request_pb2, text_service_pb2
 
 from chairlift_client._chat import Chat
+from chairlift_client._constraint import Constraint
 
 Prompt = str | Sequence[int] | Chat
 """Text, token ids, or a conversation."""
@@ -68,6 +69,8 @@ class GenerateOptions(TypedDict, total=False):
     """The same of the prompt's tokens, by the model's own distribution. 0: none."""
     logprob_source: Literal["processed", "raw"] | None
     """Of the distribution that was sampled from, or of the model's own."""
+    constraint: Constraint | None
+    """A form that the answer must have."""
     request_id: str | None
     """Your own id, 1 to 128 printable characters."""
     session: str | None
@@ -169,6 +172,11 @@ def _set_others(request: request_pb2.GenerationRequest, options: GenerateOptions
             request.sampling.logit_bias[operator.index(token_id)] = bias
         except (TypeError, ValueError) as error:
             raise type(error)(f"logit_bias: {error}") from None
+    constraint = options.get("constraint")
+    if constraint is not None:
+        if not isinstance(constraint, Constraint):
+            raise TypeError(f"constraint: expected a Constraint, got {type(constraint).__name__}")
+        request.constraint.CopyFrom(constraint.message())
     source = options.get("logprob_source")
     if source is not None:
         if source not in _SOURCES:

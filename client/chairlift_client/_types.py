@@ -153,7 +153,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The good ending of one choice. `stop_token_id` or `stop_text` is set with STOP, `limit` with LENGTH."""
+    """The good ending of one choice. What stopped it is set with STOP, `limit` with LENGTH."""
 
     choice: int
     reason: FinishReason
@@ -162,6 +162,7 @@ class Finished:
     usage: Usage
     timings: Timings
     stop_text: str | None = None
+    stop_constraint: bool = False  # it has the form that was asked for, and nothing can follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +296,5 @@ class ServerStats:
     """One look at the server. `statistics` has the counters and gauges of the API by name."""
 
     state: ServerState
-    uptime: float
-    """Seconds since the service was started, by a clock that never jumps."""
+    uptime: float  # seconds since the service was started, by a clock that never jumps
     statistics: dict[str, int]

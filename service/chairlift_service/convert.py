@@ -58,6 +58,7 @@ def add_request_msg(
         resumed=resumed,
         top_logprobs=request.top_logprobs,
         raw_logprobs=request.raw_logprobs,
+        grammar=request.grammar,
         prompt_logprobs=0 if choice else request.prompt_top_n,
         forks=tuple(ForkMsg(uid=each, seed=choice_seed(seed, i)) for i, each in enumerate(fork_uids, start=1)),
         fork_of=head_uid if choice else 0,
@@ -154,6 +155,8 @@ def finished(
         message.reason = event_pb2.FINISH_REASON_STOP
         if stop_text is not None:
             message.stop.text = stop_text
+        elif request.grammar and last_token_id not in request.stop_ids:
+            message.stop.constraint = True
         elif last_token_id is not None:
             message.stop.token_id = last_token_id
         else:

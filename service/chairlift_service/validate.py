@@ -12,7 +12,7 @@ import msgspec
 from chairlift.v1 import event_pb2, request_pb2
 from chairlift_worker.ipc.messages import ModelCardMsg, SamplingMsg
 
-from chairlift_service import not_yet
+from chairlift_service.constraints import Constraints, Grammar
 from chairlift_service.defaults import RequestDefaults
 from chairlift_service.faults import Faults
 from chairlift_service.length import check_length, output_length
@@ -57,6 +57,7 @@ class ValidRequest:
     raw_logprobs: bool = False  # of the model's own distribution
     prompt_top_n: int = 0  # of the prompt's tokens, and of so many likely ones at each; 1: their own; 0: none
     num_choices: int = 1
+    grammar: Grammar = ""  # that the output has to follow; empty: there is none
     # What is changed or excluded before a token is chosen, as it is told; the worker's form of it is in `sampling`.
     processors: request_pb2.SamplingParams = field(default_factory=request_pb2.SamplingParams)
 
@@ -74,27 +75,27 @@ async def validate(
     tokenizer: Tokenizer,
     chat: ChatPrompts | None,
     defaults: RequestDefaults,
+    constraints: Constraints,
 ) -> ValidRequest:
     """Checks and resolves one request.
 
     `path` is where it stands in the call's message: `request`, or `requests[i]`. `chat` is None for a model without a
     chat template. A long text is tokenised off the event loop. Raises ServiceError: INVALID_ARGUMENT with one violation
-    per fault, NO_CHAT_TEMPLATE for a conversation without one, or QUEUE_FULL where too many texts wait.
+    per fault, NO_CHAT_TEMPLATE for a conversation without one, or QUEUE_FULL where too many texts or constraints wait.
     """
-    faults = Faults()
-    _check_plain(request, path=path, defaults=defaults, faults=faults)
+    faults = _plain_faults(request, path=path, defaults=defaults)
     sampling = sampling_msg(request, path=path, defaults=defaults, vocab_size=model.vocab_size, faults=faults)
     processors = await read_processors(
         request.sampling, path=f"{path}.sampling", model=model, tokenizer=tokenizer, defaults=defaults, faults=faults
     )
     stop_ids = _stop_ids(request.stop, path=f"{path}.stop", model=model, faults=faults)
     logprobs = asked_logprobs(request.logprobs, path=f"{path}.logprobs", defaults=defaults, faults=faults)
+    grammar = await constraints.read(request, path=path, tokenizer=tokenizer, faults=faults)
     ids = await prompt_ids(request, path=path, model=model, tokenizer=tokenizer, chat=chat, faults=faults)
     faults.raise_any()
     length = output_length(request, defaults=defaults, num_prompt_tokens=len(ids), model=model)
-    processors.check_choice(
-        path=f"{path}.sampling", vocab_size=model.vocab_size, stop_ids=stop_ids if length.min_new_tokens else ()
-    )
+    early = stop_ids if length.min_new_tokens else ()
+    processors.check_choice(path=f"{path}.sampling", vocab_size=model.vocab_size, stop_ids=early)
     made = processors.message(stop_ids=stop_ids, min_new_tokens=length.min_new_tokens)
     output = request.output
     return ValidRequest(
@@ -107,21 +108,26 @@ async def validate(
         sampling=msgspec.structs.replace(sampling, processors=made),
         processors=processors.params,
         stop_ids=stop_ids,
-        want_text=output.text if output.HasField("text") else True,
-        want_ids=output.token_ids if output.HasField("token_ids") else True,
+        want_text=_is_on(output, "text"),
+        want_ids=_is_on(output, "token_ids"),
         want_logprobs=logprobs.chosen,
-        skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
+        skip_special_tokens=_is_on(output, "skip_special_tokens"),
         priority=request.priority,
         stop_strings=tuple(request.stop.strings),
         include_stop=request.stop.include_stop,
         min_new_tokens=length.min_new_tokens,
-        stream_interval=output.stream_interval if output.HasField("stream_interval") else 1,
+        stream_interval=output.stream_interval or 1,
         echo=output.echo,
         top_logprobs=logprobs.num_top,
         raw_logprobs=logprobs.raw,
         prompt_top_n=logprobs.prompt,
         num_choices=asked_choices(request),
+        grammar=grammar,
     )
+
+
+def _is_on(output: request_pb2.OutputParams, name: str) -> bool:
+    return getattr(output, name) if output.HasField(name) else True
 
 
 def asked_choices(request: request_pb2.GenerationRequest) -> int:
@@ -134,11 +140,9 @@ def is_name(text: str) -> bool:
     return 0 < len(text) <= MAX_NAME_LEN and text.isprintable()
 
 
-def _check_plain(
-    request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults, faults: Faults
-) -> None:
-    """What needs no look at the model or the prompt."""
-    not_yet.refuse(request, path=path, faults=faults)
+def _plain_faults(request: request_pb2.GenerationRequest, *, path: str, defaults: RequestDefaults) -> Faults:
+    """What is wrong that needs no look at the model or the prompt."""
+    faults = Faults()
     _check_names(request, path=path, faults=faults)
     check_length(request, path=path, defaults=defaults, faults=faults)
     _check_choices(request, path=path, faults=faults)
@@ -146,6 +150,7 @@ def _check_plain(
         faults.add(f"{path}.priority", f"must be {-MAX_PRIORITY} to {MAX_PRIORITY}, is {request.priority}")
     _check_output(request.output, path=f"{path}.output", faults=faults)
     check_stop_strings(request.stop.strings, path=f"{path}.stop.strings", faults=faults)
+    return faults
 
 
 def _check_names(request: request_pb2.GenerationRequest, *, path: str, faults: Faults) -> None:

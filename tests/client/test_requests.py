@@ -5,7 +5,6 @@ import torch
 from chairlift.v1 import request_pb2
 from chairlift_client import _requests
 from chairlift_client._requests import GenerateOptions, generation_request
-from chairlift_service import not_yet
 from google.protobuf import text_format
 
 
@@ -128,16 +127,24 @@ def test_what_no_message_can_carry_is_refused_by_name(
 
 def test_every_field_of_the_api_has_an_option() -> None:
     """A field added to the API without an option here would be out of the client's reach."""
-    reachable = {"text", "token_ids", "chat", "sampling.logit_bias", "sampling.banned_sequences", "logprobs.source"}
+    reachable = {
+        "text",
+        "token_ids",
+        "chat",
+        "constraint",
+        "sampling.logit_bias",
+        "sampling.banned_sequences",
+        "logprobs.source",
+    }
     for table in (_requests._FIELDS, _requests._ID_LISTS, _requests._TEXT_LISTS):
         reachable |= {f"{part}.{field}" if part else field for part, field in table.values()}
     fields = set()
     for field in request_pb2.GenerationRequest.DESCRIPTOR.fields:
-        if field.message_type and field.name not in {"token_ids", "chat"}:
+        if field.message_type and field.name not in {"token_ids", "chat", "constraint"}:
             fields |= {f"{field.name}.{inner.name}" for inner in field.message_type.fields}
         else:
             fields.add(field.name)
-    assert {field for field in fields if not {field, field.split(".")[0]} & set(not_yet._NOT_YET)} == reachable
+    assert fields == reachable
 
 
 def test_result_requests_name_one_thing() -> None:

@@ -8,6 +8,7 @@ import re
 import msgspec
 import pytest
 from chairlift.v1 import event_pb2, request_pb2
+from chairlift_service.constraints import Constraints
 from chairlift_service.defaults import RequestDefaults
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.prompt import check_token_ids
@@ -55,6 +56,7 @@ async def test_no_input_is_refused() -> None:
             tokenizer=TOKENIZER,
             chat=None,
             defaults=GREEDY,
+            constraints=Constraints(),
         )
     assert at(caught.value) == [("MISSING_INPUT", "requests[2]")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from chairlift.v1 import request_pb2
+from chairlift_service.constraints import Constraints
 from chairlift_service.defaults import RequestDefaults
 from chairlift_service.errors import ServiceError
 from chairlift_service.text.tokenizer import Tokenizer
@@ -39,7 +40,15 @@ async def valid(
     if "text" not in fields and "token_ids" not in fields:
         fields["token_ids"] = {"ids": [1, 2, 3]}
     request = request_pb2.GenerationRequest(**fields)
-    return await validate(request, path=path, model=model, tokenizer=tokenizer, chat=None, defaults=defaults)
+    return await validate(
+        request,
+        path=path,
+        model=model,
+        tokenizer=tokenizer,
+        chat=None,
+        defaults=defaults,
+        constraints=Constraints(),
+    )
 
 
 async def refusal(**arguments: object) -> ServiceError:

@@ -12,6 +12,8 @@ import torch
 from chairlift_worker.attention.cache import PagedCache
 from chairlift_worker.attention.choice import find_faults
 from chairlift_worker.config import ModelFacts, WorkerConfig, resolve
+from chairlift_worker.constraint.constraints import Constraints
+from chairlift_worker.constraint.grammars import Grammars
 from chairlift_worker.control import Control, Weights
 from chairlift_worker.decoder.recipe import recipe_fault
 from chairlift_worker.device_executor import DeviceExecutor
@@ -58,6 +60,7 @@ class Parts:
     scheduler: Scheduler
     executor: ModelExecutor
     steps: Steps  # that run on it, or on the device
+    constraints: Constraints
     control: Control
     ready: ReadyMsg  # what the worker says of itself
     leader: Leader | None  # of other ranks; None: there are none
@@ -89,7 +92,8 @@ def build(
     leader = None if group is None else _lead(group, config)
     runner = _runner(config, computation.forward, cache, leader)
     mover = _mover(config, cache, leader)
-    executor = ModelExecutor(runner=runner, mover=mover, faults=faults)
+    constraints = _constraints(model)
+    executor = ModelExecutor(runner=runner, mover=mover, faults=faults, masks=constraints)
     channel.status.set(phase=Phase.WARMING)
     executor.warm_up()
     memory = PagedMemory(num_pages=config.num_blocks, layout=config.layout, sharing=config.allow_block_sharing)
@@ -102,7 +106,8 @@ def build(
         roster=roster,
         scheduler=scheduler,
         executor=executor,
-        steps=_steps(runner, mover, executor, faults, depth=depth),
+        steps=_steps(runner, mover, executor, faults, constraints, depth=depth),
+        constraints=constraints,
         control=Control(roster=roster, weights=_weights(model, computation, group, leader)),
         ready=ReadyMsg(model=model.card(cache_len=config.cache_len), settings=config.settings),
         leader=leader,
@@ -133,6 +138,7 @@ def make_engine(parts: Parts, channel: WorkerChannel) -> Engine:
         scheduler=parts.scheduler,
         pipeline=parts.steps,
         control=parts.control,
+        constraints=parts.constraints,
         on_rest=None if parts.leader is None else parts.leader.beat,
     )
 
@@ -192,12 +198,14 @@ def _runner(config: WorkerConfig, forward: Forward, cache: PagedCache, leader: L
     )
 
 
-def _steps(runner: Runner, mover: SwapMover, executor: ModelExecutor, faults: Faults, *, depth: int) -> Steps:
+def _steps(
+    runner: Runner, mover: SwapMover, executor: ModelExecutor, faults: Faults, constraints: Constraints, *, depth: int
+) -> Steps:
     """What keeps `depth` steps in flight: a GPU itself, or, on a CPU and where other ranks are told, a thread."""
     device = runner.cache.sectors.device
     if device.type == "cpu" or runner.leads:
         return Pipeline(executor=executor, depth=depth)
-    launcher = DeviceExecutor(runner=runner, mover=mover, queues=queues_for(device), faults=faults)
+    launcher = DeviceExecutor(runner=runner, mover=mover, queues=queues_for(device), faults=faults, masks=constraints)
     return LaunchedSteps(launcher=launcher, depth=depth)
 
 
@@ -216,6 +224,14 @@ def _scheduler(config: WorkerConfig, roster: Roster, executor: ModelExecutor, ma
     in_ms = {size: round(cost / 1e6, 2) for size, cost in zip(costs.sizes, costs.costs_ns, strict=True)}
     _log.info("step costs by tokens", milliseconds=in_ms)
     return Scheduler(limits=limits, roster=roster, speculator=Speculator(limits=config.drafts, costs=costs))
+
+
+def _constraints(model: LoadedModel) -> Constraints:
+    return Constraints(
+        grammars=Grammars(
+            tokenizer_dir=model.tokenizer_dir, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+        )
+    )
 
 
 def _pace(config: WorkerConfig, executor: ModelExecutor, max_len: int) -> Pace | None:

@@ -21,6 +21,7 @@ from chairlift_worker.queues import Mark, Queues
 from chairlift_worker.runner import Runner
 from chairlift_worker.sampling import Sampler
 from chairlift_worker.sampling.device import DeviceSampler
+from chairlift_worker.sampling.masks import Masks
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.order import NO_STEP, in_order, written
 
@@ -28,13 +29,16 @@ from chairlift_worker.swap.order import NO_STEP, in_order, written
 class DeviceExecutor:
     """Begins steps in the order in which they are given; two may be in flight."""
 
-    def __init__(self, *, runner: Runner, mover: SwapMover, queues: Queues, faults: Faults) -> None:
+    def __init__(
+        self, *, runner: Runner, mover: SwapMover, queues: Queues, faults: Faults, masks: Masks | None = None
+    ) -> None:
+        """Without `masks` no row may be constrained."""
         self._runner = runner
         self._mover = mover
         self._queues = queues
         self._faults = faults
         self._sampler = DeviceSampler(on_row=faults.before_sampling)
-        self._host_sampler = Sampler(on_row=faults.before_sampling)
+        self._host_sampler = Sampler(on_row=faults.before_sampling, masks=masks)
         self._pieces = Pieces(runner=runner, sampler=self._host_sampler, faults=faults)
         self._steps: list[LaunchedStep] = []  # the newest, and those before it that are in flight
         self._leaving: dict[int, Mark] = {}  # sectors that are copied out, and the place behind their copies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from chairlift_worker.control import Control
 from chairlift_worker.ipc.channel import WorkerChannel
@@ -12,6 +12,7 @@ from chairlift_worker.ipc.messages import (
     AddRequestMsg,
     AnswerMsg,
     CancelMsg,
+    EndingReason,
     HoldMsg,
     RequestMsg,
     ShutdownMsg,
@@ -25,10 +26,15 @@ from chairlift_worker.request import requests_of
 from chairlift_worker.roster import Roster
 from chairlift_worker.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from chairlift_worker.constraint.constraints import Constraints, Prepared
+
 # How long the idle loop sleeps at most: the heartbeat of a worker that has nothing to do, or that is paused.
 IDLE_WAIT_S: Final = 0.25
 # The same while weights are being replaced: how late the end of that may be noticed.
 UPDATE_WAIT_S: Final = 0.02
+# The same while a grammar is compiled.
+PREPARING_WAIT_S: Final = 0.002
 
 
 class Engine:
@@ -42,15 +48,20 @@ class Engine:
         scheduler: Scheduler,
         pipeline: Steps,
         control: Control,
+        constraints: Constraints | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         on_rest: Callable[[], None] | None = None,
     ) -> None:
-        """`on_rest` is called whenever there is nothing to do, at least every `IDLE_WAIT_S`."""
+        """Without `constraints` no request may have a grammar.
+
+        `on_rest` is called whenever there is nothing to do, at least every `IDLE_WAIT_S`.
+        """
         self._channel = channel
         self._roster = roster
         self._scheduler = scheduler
         self._pipeline = pipeline
         self._control = control
+        self._constraints = constraints
         self._clock = clock
         self._on_rest = on_rest
         self._steps = 0
@@ -97,11 +108,31 @@ class Engine:
         while (record := self._channel.requests.receive()) is not None:
             self._handle(decode_request(record))
         self._answer(self._control.finished())
+        if self._constraints is not None:
+            for prepared in self._constraints.finished():
+                self._begin(prepared)
+            self._constraints.forget(lambda uid: self._roster.get(uid) is None)
+
+    def _begin(self, prepared: Prepared) -> None:
+        """Lets a request start whose grammar is compiled, or ends it."""
+        request = self._roster.get(prepared.uid)
+        if request is None:
+            return
+        self._roster.preparing.discard(prepared.uid)
+        if prepared.error:
+            self._roster.end(request, EndingReason.ERROR, self._clock(), prepared.error)
+        elif prepared.is_complete:
+            self._roster.end(request, EndingReason.STOP, self._clock())
+        else:
+            self._roster.waiting.push_again(prepared.uid)
 
     def _handle(self, message: RequestMsg) -> None:
         match message:
             case AddRequestMsg():
                 for request in requests_of(message):
+                    if message.grammar and self._constraints is not None:
+                        self._constraints.begin(request.params)
+                        self._roster.preparing.add(request.uid)
                     self._roster.add(request)
             case CancelMsg():
                 self._roster.cancel(message.uid, self._clock())
@@ -133,6 +164,8 @@ class Engine:
         if self._on_rest is not None:
             self._on_rest()
         wait_s = UPDATE_WAIT_S if self._control.is_updating else IDLE_WAIT_S
+        if self._constraints is not None and self._constraints.is_preparing:
+            wait_s = PREPARING_WAIT_S
         if self._stopping or self._channel.wait_for_request(wait_s) or self._books_checked:
             return
         self._roster.check()

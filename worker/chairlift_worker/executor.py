@@ -16,6 +16,7 @@ from chairlift_worker.pieces import Pieces
 from chairlift_worker.plan import NOTHING_CARRIED, Moves, RowPlan, SampleSpec, StepPlan, StepResult
 from chairlift_worker.runner import Runner
 from chairlift_worker.sampling import Sampler
+from chairlift_worker.sampling.masks import Masks
 from chairlift_worker.speculation.policy import StepCosts
 from chairlift_worker.swap.mover import SwapMover
 from chairlift_worker.swap.policy import SwapCosts
@@ -42,10 +43,12 @@ class StepTimes:
 class ModelExecutor:
     """The engine's executor over a real model."""
 
-    def __init__(self, *, runner: Runner, mover: SwapMover, faults: Faults) -> None:
+    def __init__(self, *, runner: Runner, mover: SwapMover, faults: Faults, masks: Masks | None = None) -> None:
+        """Without `masks` no row may be constrained."""
         self._runner = runner
         self._mover = mover
-        self._sampler = Sampler(on_row=faults.before_sampling)
+        self._masks = masks
+        self._sampler = Sampler(on_row=faults.before_sampling, masks=masks)
         self._pieces = Pieces(runner=runner, sampler=self._sampler, faults=faults)
         self.last_times = StepTimes()
 
@@ -151,6 +154,8 @@ class ModelExecutor:
         """The plan's result. Whatever the model raises passes through, but that there is no memory."""
         begin = time.monotonic_ns()
         self._mover.move(plan.moves)
+        if self._masks is not None:
+            self._masks.prepare(plan.rows)
         swap_ns = time.monotonic_ns() - begin
         rows = self._pieces.compute(plan, carried)
         times = self._pieces.last_times

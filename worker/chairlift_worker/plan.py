@@ -34,6 +34,7 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_top: int = 0  # with `logprob`: likeliest tokens to report besides
     raw: bool = False  # both by the model's own logits
     processors: ProcessorsMsg | None = None
+    constrained: bool = False  # to tokens that the request's grammar allows
 
 
 class PromptSpan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -197,6 +198,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None  # reason, a colon, a sentence; token_id is then NO_TOKEN
     top: TopTokens | None = None  # where asked
     prompt: PromptLogprobsMsg | None = None  # these alone; token_id is then NO_TOKEN
+    is_complete: bool = False  # by the request's grammar nothing can follow
 
 
 def failed_row(uid: int, error: str) -> RowResult:

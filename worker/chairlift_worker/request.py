@@ -254,6 +254,7 @@ class Request:
             num_top=params.top_logprobs,
             raw=params.raw_logprobs,
             processors=sampling.processors,
+            constrained=bool(params.grammar),
         )
 
 

@@ -44,7 +44,8 @@ class Roster:
         self.counters = Counters()
         self.held: set[int] = set()  # uids, waiting or active; this class changes it
         self.forks = Forks(memory=memory, held=self.held)
-        self.waiting = WaitingQueue(self.held, self.forks.resting)
+        self.preparing: set[int] = set()  # uids, waiting: something is being made for them; the engine changes it
+        self.waiting = WaitingQueue(self.held, self.forks.resting, self.preparing)
         self.active: dict[int, Request] = {}
         self.num_swapped = 0
         self._requests: dict[int, Request] = {}
@@ -165,6 +166,7 @@ class Roster:
         """Lets the request and its pages go, and tells of it. With ERROR nobody finds these pages again."""
         del self._requests[request.uid]
         self.held.discard(request.uid)
+        self.preparing.discard(request.uid)
         self.forks.resting.discard(request.uid)
         self.forks.wake(request.uid, self.waiting)
         self.waiting.discard(request.uid)
@@ -200,7 +202,7 @@ class Roster:
                 expected = RequestState.SWAPPED if request.saved else RequestState.WAITING
                 assert request.state is expected, f"{request.uid} waits"
                 assert not request.table.sectors, f"request {request.uid} waits and holds pages"
-        assert self.held <= self._requests.keys(), "somebody is held who is not there"
+        assert self.held | self.preparing <= self._requests.keys(), "somebody is held who is not there"
         self.forks.check()
         assert self.forks.resting <= self._requests.keys(), "somebody rests who is not there"
         num_swapped = sum(request.saved is not None for request in self._requests.values())

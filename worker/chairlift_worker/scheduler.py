@@ -235,7 +235,7 @@ class Scheduler:
             request.progress.first_token_ns = request.progress.first_token_ns or now_ns
         roster.counters.generated_tokens += 1
         roster.outbox.token(request, outcome)
-        if token_id in request.stop_ids:
+        if token_id in request.stop_ids or outcome.is_complete:
             roster.end(request, EndingReason.STOP, now_ns)
         elif request.total > request.max_total:
             roster.end(request, EndingReason.LENGTH, now_ns)

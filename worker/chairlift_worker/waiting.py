@@ -15,13 +15,12 @@ class WaitingQueue:
     """In order of rank: by arrival, with priority as a head start. Who gave up its pages comes back to its old place.
 
     Adding and removing cost O(log n); a removed entry stays in the heap until it comes to the front, or until
-    such entries are the larger part. Who is `held`, or `resting`, sets that their owners change, waits outside of the
-    order and is to be pushed again when it is in neither any more.
+    such entries are the larger part. Who is in one of `aside`, sets that their owners change, waits outside of the
+    order and is to be pushed again when it is in none of them any more.
     """
 
-    def __init__(self, held: AbstractSet[int] = frozenset(), resting: AbstractSet[int] = frozenset()) -> None:
-        self._held = held
-        self._resting = resting
+    def __init__(self, *aside: AbstractSet[int]) -> None:
+        self._aside = aside
         self._heap: list[tuple[int, int]] = []  # ranks, which end with the uid
         self._requests: dict[int, Request] = {}
 
@@ -64,4 +63,4 @@ class WaitingQueue:
             self._heap = sorted(request.rank for request in self._requests.values())
 
     def _is_passed_by(self, uid: int) -> bool:
-        return uid not in self._requests or uid in self._held or uid in self._resting
+        return uid not in self._requests or any(uid in uids for uids in self._aside)

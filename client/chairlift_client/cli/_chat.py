@@ -11,6 +11,7 @@ from typing import Any
 
 from chairlift_client._errors import ChairliftError
 from chairlift_client.cli import _input
+from chairlift_client.cli._constraint_options import add_constraint
 from chairlift_client.cli._conversation import Conversation
 from chairlift_client.cli._output import Commands, WrongUseError, add_command, print_error
 from chairlift_client.cli._sampling import add_sampling
@@ -41,6 +42,7 @@ def add_chat(commands: Commands, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tools", metavar="FILE", help="JSON list of the tools that the model may call")
     add_sampling(parser)
+    add_constraint(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from chairlift_client._access import Connection
 from chairlift_client._chat import Chat
 from chairlift_client._streams import EventStream
 from chairlift_client._stubs import Stubs
+from chairlift_client.cli._constraint_options import read_constraint
 from chairlift_client.cli._output import print_json, to_dict, write_text
 from chairlift_client.cli._sampling import read_sampling
 
@@ -27,6 +28,7 @@ class Conversation:
         self._stubs = stubs
         self._options = options
         self._tools = tools
+        self._constraint = read_constraint(options)
         self._messages: list[Message] = []
         self.system: str | None = options.system
 
@@ -57,7 +59,12 @@ class Conversation:
         )
         request = generation_service_pb2.GenerateRequest(
             request=_requests.generation_request(
-                chat, {**read_sampling(self._options), "return_token_ids": self._options.json}
+                chat,
+                {
+                    **read_sampling(self._options),
+                    "constraint": self._constraint,
+                    "return_token_ids": self._options.json,
+                },
             )
         )
         heard: list[str] = []

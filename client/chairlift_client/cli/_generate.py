@@ -17,6 +17,7 @@ from chairlift_client._streams import EventStream
 from chairlift_client._stubs import Stubs
 from chairlift_client.cli import _input
 from chairlift_client.cli._choices import in_turn
+from chairlift_client.cli._constraint_options import add_constraint, read_constraint
 from chairlift_client.cli._output import Commands, WrongUseError, add_command, print_json, to_dict, write_text
 from chairlift_client.cli._sampling import add_sampling, read_sampling
 
@@ -28,6 +29,7 @@ def add_generate(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--ids", type=_input.token_ids, metavar="1,2,3", help="the prompt as token ids")
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
     add_sampling(parser)
+    add_constraint(parser)
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop at the model's EOS")
     parser.add_argument(
         "--logprobs", type=int, metavar="N", help="log-probabilities of the N likeliest tokens; needs --json"
@@ -96,6 +98,7 @@ def _request_options(options: argparse.Namespace) -> GenerateOptions:
     return GenerateOptions(
         **read_sampling(options),
         ignore_eos=options.ignore_eos,
+        constraint=read_constraint(options),
         logprobs=options.logprobs,
         prompt_logprobs=options.prompt_logprobs,
         num_choices=options.num_choices,

@@ -160,6 +160,10 @@ class FakeEngine:
             raise Refusal.field(f"{path}.num_choices", f"must be 1 to {_model.MAX_CHOICES}", reason="INVALID_VALUE")
         if message.sampling.HasField("top_p") and not 0 < message.sampling.top_p <= 1:
             raise Refusal.field(f"{path}.sampling.top_p", "must be in (0, 1]", reason="INVALID_VALUE")
+        if message.HasField("constraint") and _model.constrained(message.constraint) is None:
+            form = message.constraint.WhichOneof("form")
+            text = "the fake server knows the forms json_object and choices only"
+            raise Refusal.field(f"{path}.constraint.{form}", text, reason="UNSUPPORTED_OPTION")
         fits = _model.CONTEXT_LEN - len(prompt)
         number = next(self._numbers)
         return FakeRequest(

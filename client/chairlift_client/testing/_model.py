@@ -37,6 +37,13 @@ def decode(token_ids: list[int]) -> str:
     return bytes(i for i in token_ids if i != EOS_TOKEN_ID).decode(errors="replace")
 
 
+def constrained(constraint: request_pb2.Constraint) -> str | None:
+    """The whole answer where it must have a form: the first of the choices, an empty object. None for other forms."""
+    if constraint.json_object:
+        return "{}"
+    return constraint.choices.texts[0] if constraint.choices.texts else None
+
+
 def logprob(index: int) -> float:
     """Log-probability of output token `index`: 0, -1/8, ... -7/8, and again."""
     return -(index % 8) / 8
@@ -68,10 +75,17 @@ class FakeRequest:
         stop = self.message.stop
         stops = set(stop.token_ids) | (set() if stop.ignore_eos else {EOS_TOKEN_ID})
         self.output = []
-        while len(self.output) < self.max_new_tokens and not (self.output and self.output[-1] in stops):
+        form = constrained(self.message.constraint) if self.message.HasField("constraint") else None
+        if form is not None:
+            self.output = encode(form)[: self.max_new_tokens]
+        while (
+            form is None and len(self.output) < self.max_new_tokens and not (self.output and self.output[-1] in stops)
+        ):
             self.output.append(self._chosen(stops))
         self.stopped = bool(self.output) and self.output[-1] in stops
         self.stop_text = ""
+        self.is_complete = form is not None and self.output == encode(form)
+        self.stopped = self.stopped or self.is_complete
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.pieces = [decoder.decode(bytes([i])) if i != EOS_TOKEN_ID else "" for i in self.output]
         if self.pieces:
@@ -154,7 +168,9 @@ class FakeRequest:
             finished.reason = event_pb2.FINISH_REASON_CANCELLED
         elif self.stopped:
             finished.reason = event_pb2.FINISH_REASON_STOP
-            if self.stop_text:
+            if self.is_complete:
+                finished.stop.constraint = True
+            elif self.stop_text:
                 finished.stop.text = self.stop_text
             else:
                 finished.stop.token_id = self.output[-1]

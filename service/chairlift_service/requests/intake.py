@@ -12,6 +12,7 @@ from chairlift.v1 import request_pb2
 from chairlift_worker.ipc.messages import NO_DEADLINE
 
 from chairlift_service import convert
+from chairlift_service.constraints import Constraints
 from chairlift_service.errors import Reason, ServiceError
 from chairlift_service.lifecycle import Lifecycle, ServedModel
 from chairlift_service.requests.admission import Admission
@@ -32,6 +33,7 @@ class Intake:
         self._registry = registry
         self._port = port
         self._uids = itertools.count(1)
+        self._constraints = Constraints()
 
     async def own(
         self,
@@ -84,7 +86,7 @@ class Intake:
             model = self._lifecycle.accepting()
             requests, outputs = [], []
             for message, path in zip(messages, paths, strict=True):
-                request = await _validate(message, path=path, model=model)
+                request = await self._validate(message, path=path, model=model)
                 requests.append(request)
                 logs = [await output_log(request, tokenizer=model.tokenizer) for _ in range(request.num_choices)]
                 outputs.append(logs)
@@ -120,16 +122,16 @@ class Intake:
             self._registry.add(generation)
         return generations
 
-
-async def _validate(message: request_pb2.GenerationRequest, *, path: str, model: ServedModel) -> ValidRequest:
-    return await validate(
-        message,
-        path=path,
-        model=model.card,
-        tokenizer=model.tokenizer,
-        chat=model.chat,
-        defaults=model.defaults,
-    )
+    async def _validate(self, message: request_pb2.GenerationRequest, *, path: str, model: ServedModel) -> ValidRequest:
+        return await validate(
+            message,
+            path=path,
+            model=model.card,
+            tokenizer=model.tokenizer,
+            chat=model.chat,
+            defaults=model.defaults,
+            constraints=self._constraints,
+        )
 
 
 def _prompt(family: Sequence[Generation]) -> array[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from chairlift.v1 import info_service_pb2
+from chairlift.v1 import info_service_pb2, request_pb2
 from chairlift_service import gateway
 from chairlift_service.config import ConfigError, load
 from chairlift_service.sampling import choice_seed
@@ -210,9 +210,11 @@ def set_value(message: Any, field: FieldDescriptor) -> None:
 
 TEXT_ONLY = {"skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"}
 HONOURED = {"temperature", "max_tokens", "ignore_eos", "stop", "stop_token_ids", "top_k", "seed"} | TEXT_ONLY
+HONOURED |= {"regex", "grammar_from_first_token", "json_object", "choice"}
 HONOURED |= {"n", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias"}
 IN_RANGE = {"top_p": 0.5, "min_p": 0.5, "logprobs": 1, "prompt_logprobs": 1}
-VACUOUS = {"grammar_from_first_token"}  # about constraints, which are refused
+# Their values must make sense; see below.
+FORMS = {"json_schema", "grammar", "structural_tag"}
 
 
 @pytest.mark.parametrize("name", sorted(_pb.SamplingParams.DESCRIPTOR.fields_by_name))
@@ -222,7 +224,14 @@ async def test_every_sampling_parameter_is_honoured_or_refused_by_name(served: S
         setattr(request.sampling_params, name, IN_RANGE[name])
     else:
         set_value(request.sampling_params, request.sampling_params.DESCRIPTOR.fields_by_name[name])
-    if name in HONOURED | IN_RANGE.keys() | VACUOUS:
+    if name in FORMS:
+        refused = await refusal(stub(served).Generate(request))
+        assert refused.reason in ("INVALID_VALUE", "UNSUPPORTED_OPTION")
+        assert refused.fields == (f"sampling_params.{name}",)
+        return
+    if name == "choice":
+        request.sampling_params.choice.choices.append("a")
+    if name in HONOURED | IN_RANGE.keys():
         assert (await rest(stub(served).Generate(request)))[-1].HasField("complete")
         return
     refused = await refusal(stub(served).Generate(request))
@@ -230,6 +239,33 @@ async def test_every_sampling_parameter_is_honoured_or_refused_by_name(served: S
     assert refused.fields == (f"sampling_params.{name}",)
     assert refused.initial_metadata == ()
     await served.idle()
+
+
+TAGS = {"structures": [{"begin": "<f>", "schema": {"type": "null"}, "end": "</f>"}], "triggers": ["<f"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"json_schema": '{"type": "integer"}'}, {"json_schema": '{"type": "integer"}'}),
+        ({"json_object": True}, {"json_object": True}),
+        ({"regex": "a+"}, {"regex": "a+"}),
+        ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
+        ({"choice": {"choices": ["a", "b"]}}, {"choices": {"texts": ["a", "b"]}}),
+        (
+            {"structural_tag": json.dumps(TAGS)},
+            {
+                "tagged_text": {
+                    "tags": [{"begin": "<f>", "trigger": "<f", "json_schema": '{"type": "null"}', "end": "</f>"}]
+                }
+            },
+        ),
+    ],
+)
+async def test_constraints_are_the_services_own(served: Served, fields: dict[str, Any], form: dict[str, Any]) -> None:
+    request = asked(*PROMPT, **fields)
+    assert asked_of(request, MODEL).message.constraint == request_pb2.Constraint(**form)
+    await answers(stub(served).Generate(request))
 
 
 @pytest.mark.parametrize("name", sorted(_pb.GenerateRequest.DESCRIPTOR.fields_by_name))
@@ -281,6 +317,11 @@ async def test_a_field_of_a_newer_protocol_is_refused(served: Served, part: str)
         (asked(5, prompt_logprobs=-1), "UNSUPPORTED_OPTION", "sampling_params.prompt_logprobs"),
         (asked(5, prompt_logprobs=129), "INVALID_VALUE", "sampling_params.prompt_logprobs"),
         (asked(5, n=129), "INVALID_VALUE", "sampling_params.n"),
+        (asked(5, regex="(a"), "INVALID_VALUE", "sampling_params.regex"),
+        (asked(5, choice={"choices": []}), "INVALID_VALUE", "sampling_params.choice.choices"),
+        (asked(5, choice={"choices": ["a", ""]}), "INVALID_VALUE", "sampling_params.choice.choices[1]"),
+        (asked(5, json_object=False), "INVALID_VALUE", "sampling_params.json_object"),
+        (asked(5, structural_tag="{}"), "UNSUPPORTED_OPTION", "sampling_params.structural_tag"),
         (asked(5, seed=-1), "INVALID_VALUE", "sampling_params.seed"),
         (asked(5, stop=["a", ""]), "INVALID_VALUE", "sampling_params.stop[1]"),
         (asked(5, stop=["a"] * 65), "INVALID_VALUE", "sampling_params.stop"),

@@ -91,6 +91,7 @@ class AddRequestMsg(msgspec.Struct, frozen=True, array_like=True, tag="add", gc=
         ForkMsg, ...
     ] = ()  # requests that are this one but for their seed; of the prompt's logprobs they tell none
     fork_of: int = 0  # the uid of a request with this prompt, which need not be here; 0: there is none
+    grammar: str = ""  # llguidance's, that the output has to follow; empty: there is none
 
 
 class CancelMsg(msgspec.Struct, frozen=True, array_like=True, tag="cancel", gc=False):
@@ -178,7 +179,7 @@ class StartFailedMsg(msgspec.Struct, frozen=True, array_like=True, tag="failed")
 class EndingReason(enum.IntEnum):
     """Why a request left the worker."""
 
-    STOP = 1  # the last token is in stop_ids
+    STOP = 1  # the last token is in stop_ids, or completes what the grammar allows
     LENGTH = 2  # max_new_tokens are generated
     CANCELLED = 3
     DEADLINE = 4

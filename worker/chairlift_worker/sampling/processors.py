@@ -62,6 +62,8 @@ def _library() -> ctypes.CDLL:
         ctypes.POINTER(_Context),
         ctypes.c_void_p,
     )
+    library.chairlift_mask_row.restype = ctypes.c_int32
+    library.chairlift_mask_row.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
     return library
 
 
@@ -84,6 +86,15 @@ def process_row(
     if status == SampleStatus.UNKNOWN_ID:
         raise ValueError(f"a token id is outside the {num_logits} logits")
     return SampleStatus(status)
+
+
+def mask_row(address: int, num_logits: int, allowed: int, *, out: int) -> SampleStatus:
+    """Writes to `out` the `num_logits` contiguous float32 at `address`, minus infinity where `allowed` has no bit.
+
+    That is where uint32 words stand; token i is bit i % 32 of word i // 32. `out` may be `address`. With a status other
+    than OK what is at `out` means nothing.
+    """
+    return SampleStatus(_library().chairlift_mask_row(address, num_logits, allowed, out))
 
 
 @lru_cache(maxsize=_KEPT)

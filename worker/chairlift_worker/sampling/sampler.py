@@ -11,8 +11,9 @@ import msgspec
 import torch
 
 from chairlift_worker.plan import NOTHING_CARRIED, RowPlan, RowResult, SampleSpec, failed_row
+from chairlift_worker.sampling.masks import Masks
 from chairlift_worker.sampling.native import Choice, SampleStatus, row_logprobs, sample_row
-from chairlift_worker.sampling.processors import process_row
+from chairlift_worker.sampling.processors import mask_row, process_row
 from chairlift_worker.sampling.prompts import judge_prompt
 
 RowHook = Callable[[int, int], None]
@@ -30,12 +31,14 @@ class _Place:
 class Sampler:
     """Chooses each row's token by itself: a row's trouble is its own, and its neighbours cannot change it."""
 
-    def __init__(self, *, on_row: RowHook | None = None) -> None:
-        """`on_row` is called with a row's uid and a token's index before that is sampled; what it raises is its error.
+    def __init__(self, *, on_row: RowHook | None = None, masks: Masks | None = None) -> None:
+        """`masks` are asked for rows that are constrained.
 
-        It exists to make faults on purpose.
+        `on_row` is called with a row's uid and a token's index before that is sampled; what it raises is its error. It
+        exists to make faults on purpose.
         """
         self._on_row = on_row
+        self._masks = masks
         self._processed = (ctypes.c_float * 0)()  # one row's logits
 
     def sample(
@@ -72,7 +75,7 @@ class Sampler:
         tokens = None if spec.processors is None else row.known_tokens(carried)
         results = [self._sample_one(row.uid, spec, _Place(address, vocab_size, tokens))]
         for draft in row.drafts:
-            if results[-1].error is not None or results[-1].token_id != draft:
+            if results[-1].error is not None or results[-1].token_id != draft or results[-1].is_complete:
                 break
             if tokens is not None:
                 tokens.append(draft)
@@ -85,15 +88,21 @@ class Sampler:
         try:
             if self._on_row is not None:
                 self._on_row(uid, spec.index)
-            choice = self._choose(spec, place)
+            masks = self._masks if spec.constrained else None
+            choice = self._choose(spec, place, None if masks is None else masks.mask(uid, spec.index))
+            is_complete = False
+            if masks is not None and choice.status is SampleStatus.OK:
+                is_complete = masks.chosen(uid, choice.token_id)
         except Exception as error:  # noqa: BLE001 - whatever one row's processing raises must end that request only
             return failed_row(uid, sampling_error(error))
         if choice.status is not SampleStatus.OK:
             return failed_row(uid, status_error(choice.status, spec.index))
-        return RowResult(uid=uid, token_id=choice.token_id, logprob=choice.logprob, top=choice.top)
+        return RowResult(
+            uid=uid, token_id=choice.token_id, logprob=choice.logprob, top=choice.top, is_complete=is_complete
+        )
 
-    def _choose(self, spec: SampleSpec, place: _Place) -> Choice:
-        """The row's token, with the log-probabilities that were asked for."""
+    def _choose(self, spec: SampleSpec, place: _Place, allowed: int | None) -> Choice:
+        """The row's token, with the log-probabilities that were asked for. `allowed` is where its mask stands."""
         address = place.address
         if spec.processors is not None and place.tokens is not None:
             address = self._room(place.num_logits)
@@ -107,6 +116,12 @@ class Sampler:
             )
             if status is not SampleStatus.OK:
                 return Choice(status=status, token_id=-1, logprob=None)
+        if allowed is not None:
+            room = self._room(place.num_logits)
+            status = mask_row(address, place.num_logits, allowed, out=room)
+            if status is not SampleStatus.OK:
+                return Choice(status=status, token_id=-1, logprob=None)
+            address = room
         if not (spec.raw and spec.logprob):
             return sample_row(address, place.num_logits, spec)
         choice = sample_row(address, place.num_logits, msgspec.structs.replace(spec, logprob=False, num_top=0))

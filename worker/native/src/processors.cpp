@@ -213,3 +213,16 @@ CHAIRLIFT_API std::int32_t chairlift_process_row(const float* logits, std::int64
 } catch (const std::bad_alloc&) {
   return kChairliftSampleNoMemory;
 }
+
+CHAIRLIFT_API std::int32_t chairlift_mask_row(const float* logits, std::int64_t num_logits,
+                                              const std::uint32_t* allowed, float* out) {
+  if (logits != out && !copy_checked(logits, num_logits, out)) {
+    return kChairliftSampleNotFinite;
+  }
+  for (std::int64_t i = 0; i < num_logits; ++i) {
+    if (((allowed[i / 32] >> (i % 32)) & 1U) == 0) {
+      out[i] = -kInfinity;
+    }
+  }
+  return kChairliftSampleOk;
+}

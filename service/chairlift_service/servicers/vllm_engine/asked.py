@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from chairlift_service import errors
 from chairlift_service.errors import Reason, ServiceError, Violation
 from chairlift_service.faults import Faults
+from chairlift_service.servicers.vllm_engine.constraint import add_constraint
 
 PATH: Final = "request"
 """Where the service's own message stands in its own calls."""
@@ -24,7 +25,8 @@ _HONOURED_SAMPLING: Final = frozenset(
         *("stop", "stop_token_ids", "skip_special_tokens", "logprobs", "prompt_logprobs", "n"),
         # About the text, which the gateway makes of the ids.
         *("spaces_between_special_tokens", "include_stop_str_in_output"),
-        "grammar_from_first_token",  # about a constraint, all of which are refused
+        *("json_schema", "json_object", "regex", "grammar", "choice", "structural_tag"),
+        "grammar_from_first_token",  # as all of ours begin
     }
 )
 # Values of other fields that ask for nothing.
@@ -39,6 +41,9 @@ _FIELDS: Final = (
     (f"{PATH}.stop.strings", "sampling_params.stop"),
     (f"{PATH}.logprobs.top_n", "sampling_params.logprobs"),
     (f"{PATH}.logprobs.prompt_top_n", "sampling_params.prompt_logprobs"),
+    (f"{PATH}.constraint.choices.texts", "sampling_params.choice.choices"),
+    (f"{PATH}.constraint.tagged_text", "sampling_params.structural_tag"),
+    (f"{PATH}.constraint.", "sampling_params."),
     (f"{PATH}.num_choices", "sampling_params.n"),
     (f"{PATH}.token_ids.ids", "tokenized.input_ids"),
     (f"{PATH}.token_ids", "tokenized.input_ids"),
@@ -75,8 +80,11 @@ def asked_of(request: Any, model: ModelCardMsg) -> Asked:
             text = f"this version does not return those of all tokens: {getattr(params, name)}"
             faults.add(f"sampling_params.{name}", text, Reason.UNSUPPORTED_OPTION)
     faults.raise_any()
+    message = _message(request)
+    add_constraint(message, params, faults=faults)
+    faults.raise_any()
     return Asked(
-        message=_message(request),
+        message=message,
         stream=request.stream,
         logprobs=params.HasField("logprobs"),
         top_logprobs=params.logprobs > 0,

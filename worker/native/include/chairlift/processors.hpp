@@ -41,4 +41,8 @@ struct ChairliftContext {
 std::int32_t chairlift_process_row(const float* logits, std::int64_t num_logits, const ChairliftProcessors* processors,
                                    const ChairliftContext* context, float* out);
 
+// Writes the logits, -infinity where the bit of a token is not set: bit i % 32 of word i / 32. `out` may be `logits`, which
+// are then taken for finite; else kChairliftSampleNotFinite is returned where they are no numbers.
+std::int32_t chairlift_mask_row(const float* logits, std::int64_t num_logits, const std::uint32_t* allowed, float* out);
+
 }  // extern "C"

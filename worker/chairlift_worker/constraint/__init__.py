@@ -1,0 +1,1 @@
+"""Outputs of a given form: which tokens may come next, by a grammar."""

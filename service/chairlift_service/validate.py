@@ -97,7 +97,6 @@ async def validate(
     early = stop_ids if length.min_new_tokens else ()
     processors.check_choice(path=f"{path}.sampling", vocab_size=model.vocab_size, stop_ids=early)
     made = processors.message(stop_ids=stop_ids, min_new_tokens=length.min_new_tokens)
-    output = request.output
     return ValidRequest(
         request_id=request.request_id or uuid.uuid4().hex,
         session=request.session or None,
@@ -108,16 +107,16 @@ async def validate(
         sampling=msgspec.structs.replace(sampling, processors=made),
         processors=processors.params,
         stop_ids=stop_ids,
-        want_text=_is_on(output, "text"),
-        want_ids=_is_on(output, "token_ids"),
+        want_text=_is_on(request.output, "text"),
+        want_ids=_is_on(request.output, "token_ids"),
         want_logprobs=logprobs.chosen,
-        skip_special_tokens=_is_on(output, "skip_special_tokens"),
+        skip_special_tokens=_is_on(request.output, "skip_special_tokens"),
         priority=request.priority,
         stop_strings=tuple(request.stop.strings),
         include_stop=request.stop.include_stop,
         min_new_tokens=length.min_new_tokens,
-        stream_interval=output.stream_interval or 1,
-        echo=output.echo,
+        stream_interval=request.output.stream_interval or 1,
+        echo=request.output.echo,
         top_logprobs=logprobs.num_top,
         raw_logprobs=logprobs.raw,
         prompt_top_n=logprobs.prompt,

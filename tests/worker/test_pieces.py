@@ -9,7 +9,7 @@ import pytest
 import torch
 from chairlift_worker.faults import Faults
 from chairlift_worker.pieces import CAREFUL_STEPS, NO_MEMORY, Pieces
-from chairlift_worker.plan import Moves, RowPlan, SampleSpec, StepPlan, in_pieces
+from chairlift_worker.plan import Moves, PromptSpan, RowPlan, SampleSpec, StepPlan, in_pieces
 from chairlift_worker.runner import StepTimes
 from chairlift_worker.sampling import Sampler
 from hypothesis import given
@@ -98,12 +98,12 @@ class SmallRunner:
             raise self.error("no memory")
         for each in plan.rows:
             self.computed.setdefault(each.uid, []).extend(range(each.start, each.start + each.num_tokens))
-        wanted = [
-            each.sample.index + each.uid + number
-            for each in plan.rows
-            for number in range(each.num_sampled)
-            if each.sample is not None
-        ]
+        wanted: list[int] = []
+        for each in plan.rows:
+            if each.scored is not None:
+                wanted += range(each.scored.index, each.scored.index + each.scored.num_tokens)
+            if each.sample is not None:
+                wanted += [each.sample.index + each.uid + number for number in range(each.num_sampled)]
         return torch.nn.functional.one_hot(torch.tensor(wanted, dtype=torch.int64), VOCAB).float()
 
 
@@ -131,6 +131,17 @@ def test_a_step_that_finds_no_memory_is_computed_in_two_and_brings_the_same(max_
     assert runner.tried == ([185] if max_tokens >= 185 else [185, 93, 92])
     assert len(logs) == (max_tokens < 185)
     assert pieces.last_times.forward_ns == 10 * (1 if max_tokens >= 185 else 2)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 7, 20, 21])
+def test_a_prompt_that_is_judged_in_pieces_is_judged_whole_and_goes_on(max_tokens: int) -> None:
+    span = PromptSpan(index=6, num_tokens=19, num_top=0)
+    plan = plan_of(row(4, 20, scored=span), row(5))
+    results = pieces_over(SmallRunner(max_tokens=max_tokens)).compute(plan, {})
+    assert told(each for each in results if each.prompt is None) == [(5, 10), (4, 8)]
+    judged = [each.prompt for each in results if each.prompt is not None]
+    places = [each.index + i for each in judged for i in range(len(array("f", each.logprobs)))]
+    assert places == list(range(6, 25))
 
 
 def test_steps_stay_small_for_a_while_and_that_is_said_once() -> None:

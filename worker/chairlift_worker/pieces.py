@@ -78,7 +78,8 @@ class Pieces:
         results: dict[int, tuple[RowResult, ...]] = {}
         todo, fitting = in_pieces(plan, limit)[::-1], 0
         while todo:
-            piece = _without(todo.pop(), results)
+            failed = {uid for uid, told in results.items() if told[-1].error is not None}
+            piece = _without(todo.pop(), failed)
             if piece is None:
                 continue
             sampled = self._try(piece, carried)

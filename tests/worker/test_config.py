@@ -251,9 +251,9 @@ def test_a_shortest_match_longer_than_the_longest_is_refused() -> None:
         resolved(speculative="ngram", prompt_lookup_min=5)
 
 
-def test_logits_of_drafts_are_paid_for_before_the_cache_is() -> None:
+def test_logits_of_drafts_and_of_judged_prompts_are_paid_for_before_the_cache_is() -> None:
     page_bytes = 16 * 46_080
-    buffers = 512 * 40_000 + 8 * 10 * 400_000
+    buffers = 512 * 40_000 + (8 * 10 + 128) * 400_000
     config = resolved(free=3 * GIB, speculative="ngram", max_requests_per_batch=10)
     assert config.num_blocks == (int(3 * GIB * 0.8) - buffers) // page_bytes
 

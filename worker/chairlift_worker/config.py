@@ -23,6 +23,7 @@ from chairlift_worker.pass_config import PassConfig, resolve_passes
 from chairlift_worker.setting_log import SettingError, SettingLog
 from chairlift_worker.speculation.speculator import DraftLimits
 from chairlift_worker.speculation_choice import resolve_speculation
+from chairlift_worker.step_budget import MAX_JUDGED
 from chairlift_worker.step_choice import choose_chunk, choose_margin, choose_stretch, choose_threads
 from chairlift_worker.swap.sizing import size_pool
 
@@ -226,7 +227,8 @@ def _num_blocks(settings: WorkerSettings, log: SettingLog, model: ModelFacts, ro
             )
         return log.note("num_blocks", settings.num_blocks, f"as set{layout.describe_sector()}")
     places = 1 if settings.speculative == "none" else 1 + settings.speculative_tokens
-    rows = min(room.max_batch_tokens, places * (settings.max_requests_per_batch or MAX_REQUESTS))
+    sampled = places * (settings.max_requests_per_batch or MAX_REQUESTS)
+    rows = min(room.max_batch_tokens, sampled + MAX_JUDGED)
     buffers = room.max_batch_tokens * model.token_bytes + rows * model.logits_bytes
     left, reason = room.budget - buffers, f"{free.reason}, after {buffers} bytes of buffers"
     most = CPU_CACHE_BYTES // settings.tp_size  # each rank has its heads of every page

@@ -105,7 +105,8 @@ class Constraints:
 
     def _on_done(self, looking: asyncio.Future[str]) -> None:
         self._num_waiting -= 1
-        looking.exception()  # or asyncio complains of one that nobody waited for
+        if not looking.cancelled():
+            looking.exception()  # or asyncio complains of one that nobody waited for
 
 
 def _check_plain(constraint: request_pb2.Constraint, *, form: str, path: str, faults: Faults) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from chairlift_worker.constraint.constraints import Constraints, Prepared
-from chairlift_worker.constraint.grammars import MAX_KEPT, ConstraintError, Grammars
+from chairlift_worker.constraint.errors import ConstraintError
+from chairlift_worker.constraint.grammars import MAX_KEPT, Grammars
 from chairlift_worker.constraint.matcher import Matcher
 from chairlift_worker.ipc.messages import AddRequestMsg, ResumedMsg, SamplingMsg
 from chairlift_worker.plan import RowPlan, SampleSpec
@@ -160,6 +161,10 @@ def test_requests_are_prepared_followed_and_forgotten(grammars: Grammars) -> Non
     assert not constraints.chosen(2, ids_of("c")[0])
     assert constraints.chosen(2, ids_of("e")[0])
     assert constraints.mask(2, 6) is None, "a step was planned ahead"
+    again = constraints.mask(2, 5)
+    assert again is not None, "the step is computed a second time"
+    assert {"d", "e"} <= texts(allowed(again))
+    assert constraints.chosen(2, ids_of("d")[0])
     with pytest.raises(ConstraintError):
         constraints.chosen(1, ids_of("z")[0])
     constraints.forget(lambda uid: uid == 1)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from chairlift_worker.constraint.grammars import ConstraintError, Grammars
+from chairlift_worker.constraint.errors import ConstraintError
+from chairlift_worker.constraint.grammars import Grammars
 from chairlift_worker.constraint.matcher import Matcher
 from chairlift_worker.ipc.messages import AddRequestMsg
 from chairlift_worker.plan import RowPlan
@@ -18,8 +19,13 @@ class Prepared:
     """A request's grammar is compiled, and what it has generated before is read; or it has to end."""
 
     uid: int
-    is_complete: bool = False  # its output has its form already, and nothing can follow
-    error: str = ""  # a reason of errors.py, a colon, a sentence
+    matcher: Matcher | None = None
+    error: str = ""  # without a matcher: a reason of errors.py, a colon, a sentence
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its output has its form already, and nothing can follow."""
+        return self.matcher is not None and self.matcher.is_complete
 
 
 class Constraints:
@@ -28,7 +34,8 @@ class Constraints:
     ```
     begin ─▶ (compile, read what was generated before) ─▶ finished ─▶ for each step: prepare · mask, chosen ─▶ forget
     ```
-    All but `mask`, `chosen` and `prepare` are the step loop's; those are of the thread that runs steps.
+    All but `mask`, `chosen` and `prepare` are the step loop's; those are of the thread that runs steps. Requests come
+    and go by the step loop alone.
     """
 
     def __init__(self, *, grammars: Grammars) -> None:
@@ -51,7 +58,10 @@ class Constraints:
     def finished(self) -> Iterator[Prepared]:
         """Requests that are prepared, each once."""
         for uid in [uid for uid, future in self._preparing.items() if future.done()]:
-            yield self._preparing.pop(uid).result()
+            prepared = self._preparing.pop(uid).result()
+            if prepared.matcher is not None:
+                self._matchers[uid] = prepared.matcher
+            yield prepared
 
     def forget(self, is_over: Callable[[int], bool]) -> None:
         """Lets go of requests that are over."""
@@ -72,12 +82,12 @@ class Constraints:
             self._masks.result()
             self._masks = None
         matcher = self._matchers.get(uid)
-        return None if matcher is None or matcher.is_complete else matcher.mask(index)
+        return None if matcher is None or _is_ahead(matcher, index) else matcher.mask(index)
 
     def chosen(self, uid: int, token_id: int) -> bool:
-        """Notes that a token was chosen; whether the output is complete with it. Raises ConstraintError."""
+        """Notes that a token was chosen of a mask; whether the output is complete with it. Raises ConstraintError."""
         matcher = self._matchers.get(uid)
-        if matcher is None or matcher.is_complete:
+        if matcher is None:
             return False
         matcher.feed((token_id,))
         return matcher.is_complete
@@ -86,7 +96,7 @@ class Constraints:
         for uid, index in wanted:
             try:
                 matcher = self._matchers.get(uid)
-                if matcher is not None and not matcher.is_complete:
+                if matcher is not None and not _is_ahead(matcher, index):
                     matcher.mask(index)
             except ConstraintError:  # told where the row is sampled
                 continue
@@ -98,7 +108,11 @@ class Constraints:
                 matcher.feed(array("i", message.resumed.generated))
         except ConstraintError as error:
             return Prepared(message.uid, error=str(error))
-        except Exception as error:  # noqa: BLE001 - one request's trouble is its own
+        except BaseException as error:  # noqa: BLE001 - one request's trouble is its own, a panic of the library too
             return Prepared(message.uid, error=f"INTERNAL: the constraint raised {type(error).__name__}: {error}")
-        self._matchers[message.uid] = matcher
-        return Prepared(message.uid, is_complete=matcher.is_complete)
+        return Prepared(message.uid, matcher)
+
+
+def _is_ahead(matcher: Matcher, index: int) -> bool:
+    """Whether that token is of a step that was planned before it was known that nothing can follow."""
+    return matcher.is_complete and index >= matcher.num_tokens

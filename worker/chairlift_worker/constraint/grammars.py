@@ -10,12 +10,10 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from chairlift_worker.constraint.errors import ConstraintError
+
 MAX_KEPT: Final = 64
 """Compiled grammars that are kept for requests to come."""
-
-
-class ConstraintError(Exception):
-    """A grammar cannot be followed; the text begins with a reason of errors.py and a colon."""
 
 
 class Grammars:

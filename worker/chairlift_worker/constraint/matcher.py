@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llguidance import LLMatcher
 
-from chairlift_worker.constraint.grammars import ConstraintError
+from chairlift_worker.constraint.errors import ConstraintError
 
 _WORD_BITS = 32
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from chairlift_worker.constraint.errors import ConstraintError
 from chairlift_worker.plan import NOTHING_CARRIED, RowPlan, RowResult, SampleSpec, failed_row
 from chairlift_worker.sampling.masks import Masks
 from chairlift_worker.sampling.native import Choice, SampleStatus, row_logprobs, sample_row
@@ -88,11 +89,13 @@ class Sampler:
         try:
             if self._on_row is not None:
                 self._on_row(uid, spec.index)
-            masks = self._masks if spec.constrained else None
-            choice = self._choose(spec, place, None if masks is None else masks.mask(uid, spec.index))
+            allowed = self._masks.mask(uid, spec.index) if self._masks is not None and spec.constrained else None
+            choice = self._choose(spec, place, allowed)
             is_complete = False
-            if masks is not None and choice.status is SampleStatus.OK:
-                is_complete = masks.chosen(uid, choice.token_id)
+            if self._masks is not None and allowed is not None and choice.status is SampleStatus.OK:
+                is_complete = self._masks.chosen(uid, choice.token_id)
+        except ConstraintError as error:
+            return failed_row(uid, str(error))
         except Exception as error:  # noqa: BLE001 - whatever one row's processing raises must end that request only
             return failed_row(uid, sampling_error(error))
         if choice.status is not SampleStatus.OK:

@@ -51,9 +51,10 @@ class Reader:
         self._until: float | None = None  # the loop's time by which the call must have taken more
 
     def follow(self, generation: Generation, *, index: int = 0) -> None:
-        """Reads this generation too, from token `index` on: one choice of a request."""
-        self._cursors[generation.uid] = Cursor(generation=generation, index=index)
-        self.notify(generation)
+        """Reads this request too, each of its choices from token `index` on; of a shorter one what is to come."""
+        for choice in generation.choices:
+            self._cursors[choice.uid] = Cursor(generation=choice, index=min(index, len(choice.output)))
+            self.notify(choice)
 
     @property
     def is_done(self) -> bool:

@@ -58,11 +58,11 @@ class Registry:
             self._by_id[generation.request_id] = generation
             if generation.request.session:
                 self._by_session[generation.request.session][generation.uid] = generation
+            for reader in self._readers.of(generation):
+                reader.follow(generation)
         generation.paused = self._paused
         self._live[generation.uid] = generation
         self._admission.enter(generation)
-        for reader in self._readers.of(generation):
-            reader.follow(generation)
 
     def live(self, uid: int) -> Generation | None:
         """The generation that the worker calls `uid`; None if its ending is confirmed."""

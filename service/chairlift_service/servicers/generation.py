@@ -42,8 +42,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         with await self._own(request.request, context) as lease:
             head = lease.generations[0]
             with self._readers.open(("request", head.uid)) as reader:
-                for choice in head.choices:
-                    reader.follow(choice)
+                reader.follow(head)
                 await context.send_initial_metadata(request_id_metadata(head.request_id))
                 async for generation, event in reader.events():
                     if isinstance(event, Ended) and isinstance(event.ending, ServiceError):
@@ -58,8 +57,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         with await self._own(request.request, context) as lease:
             head = lease.generations[0]
             with self._readers.open(("request", head.uid), endings_only=True) as reader:
-                for choice in head.choices:
-                    reader.follow(choice)
+                reader.follow(head)
                 async for _ in reader.events():
                     if all(choice.ending is not None for choice in head.choices):
                         break
@@ -132,8 +130,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         if from_index > num_tokens:
             raise _violation("from_index", f"is {from_index}; {num_tokens} tokens are generated so far")
         with self._readers.open(("request", head.uid)) as reader:
-            for choice in head.choices:
-                reader.follow(choice, index=min(from_index, len(choice.output)))
+            reader.follow(head, index=from_index)
             await context.send_initial_metadata(request_id_metadata(request_id))
             async for generation, event in reader.events():
                 if isinstance(event, Ended) and isinstance(event.ending, ServiceError):
@@ -155,8 +152,8 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
     def _follow_session(self, session: str, reader: Reader) -> None:
         for generation in self._registry.of_session(session):
-            for choice in generation.choices if generation.detached else ():
-                reader.follow(choice)
+            if generation.detached:
+                reader.follow(generation)
 
 
 def _event(generation: Generation, event: Event) -> _pb.GenerateResponse:

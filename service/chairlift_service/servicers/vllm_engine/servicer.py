@@ -84,8 +84,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             head = lease.generations[0]
             outputs = {choice.uid: Output(generation=choice, asked=asked) for choice in head.choices}
             with self._readers.open(("request", head.uid), endings_only=not asked.stream) as reader:
-                for choice in head.choices:
-                    reader.follow(choice)
+                reader.follow(head)
                 async for generation, event in reader.events():
                     match event:
                         case LogSlice() if asked.stream and event.token_ids:

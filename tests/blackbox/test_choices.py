@@ -32,13 +32,6 @@ def server() -> Iterator[LiveServer]:
         yield running
 
 
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.target) as client:
-        yield client
-    assert_idle(server)
-
-
 def prompt(length: int, *, start: int = 0) -> list[int]:
     return [4 + (start * 37 + i * i * 11) % 370 for i in range(length)]
 

@@ -21,7 +21,6 @@ from chairlift_client import (
     InvalidRequestError,
     StructuralTag,
 )
-from support.idle import assert_idle
 from support.live_server import LiveServer, live_server
 from support.tiny_models import EOS_ID, tiny_model
 
@@ -42,13 +41,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     args += ("--use-async-batching",) if request.param == "ahead" else ("--speculative", "ngram")
     with live_server(tiny_model("llama"), *args, "--fault-injection", "slow:3") as running:
         yield running
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.target) as client:
-        yield client
-    assert_idle(server)
 
 
 def prompt(number: int) -> list[int]:

@@ -18,7 +18,6 @@ from chairlift_client import (
     LengthLimit,
     Result,
 )
-from support.idle import assert_idle
 from support.live_server import LiveServer, live_server
 from support.tiny_models import VOCAB_SIZE, generate_ids, tiny_model
 
@@ -32,14 +31,6 @@ def server() -> Iterator[LiveServer]:
     args = ("--dtype", "float32", "--page-size", str(PAGE), "--num-blocks", str(NUM_PAGES))
     with live_server(tiny_model("llama"), *args) as running:
         yield running
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    """Whatever a test did, nothing of it may stay."""
-    with Client(server.target) as client:
-        yield client
-    assert_idle(server)
 
 
 @pytest.fixture

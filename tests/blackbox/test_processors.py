@@ -15,7 +15,6 @@ from chairlift_client import AdminClient, Client, InvalidRequestError, Result
 from chairlift_worker.ipc.messages import ProcessorsMsg
 from chairlift_worker.plan import SampleSpec
 from support.exactness import Comparisons
-from support.idle import assert_idle
 from support.live_server import LiveServer, live_server
 from support.processors import make_processors
 from support.sampling_reference import reference_choice, reference_top
@@ -34,13 +33,6 @@ def server() -> Iterator[LiveServer]:
     args += ("--cpu-offload-space", "0.001", "--speculative", "ngram", "--fault-injection", "slow:3")
     with live_server(folder(), *args) as running:
         yield running
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.target) as client:
-        yield client
-    assert_idle(server)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 import tokenizers
 from chairlift_client import AdminClient, AsyncClient, ChairliftError, Client, DeadlineExceededError, Delta, Result
-from support.idle import assert_idle
 from support.live_server import LiveServer, live_server
 from support.tiny_models import VOCAB_SIZE, generate_ids, tiny_model
 
@@ -27,13 +26,6 @@ def server() -> Iterator[LiveServer]:
     args += ("--fault-injection", "slow:3")
     with live_server(tiny_model("llama", tokenizer="metaspace"), *args) as running:
         yield running
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    with Client(server.target) as client:
-        yield client
-    assert_idle(server)
 
 
 @pytest.fixture

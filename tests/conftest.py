@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 
@@ -35,6 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail, instead of skipping, where what a client in another language needs is not installed",
     )
+
+
+def pytest_configure() -> None:
+    """Lets Ctrl-C reach the programs that tests start, also where tests run in the background of a shell.
+
+    Such a shell has its children ignore it, which a program inherits from the one that starts it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
